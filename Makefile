@@ -1,0 +1,32 @@
+# Two commands set everything up on a machine with Python >= 3.11 and make:
+#   make demo   runs the main job      make test   passes the tests
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+
+.PHONY: demo test test-long lint clean
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c "import sys; sys.exit('samebatch needs Python 3.11 or newer, this is ' + sys.version.split()[0]) if sys.version_info < (3, 11) else None"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[demo,dev]"
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/samebatch demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow" -n 2
+
+test-long: $(STAMP)
+	$(BIN)/python -m pytest -n 2
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
