@@ -1,3 +1,53 @@
-"""Random numbers that have an address instead of a state."""
+"""Random numbers that have an address instead of a state.
+
+    >>> import rng
+    >>> g = rng.manual_seed(123)                         # the one line
+    >>> rng.permutation(6, seed=123, phase=0).tolist()   # epoch 0
+    [4, 0, 1, 5, 3, 2]
+    >>> rng.permutation(6, seed=123, phase=1).tolist()   # epoch 1, without epoch 0
+    [2, 1, 4, 0, 3, 5]
+    >>> [hex(w) for w in rng.address.counter(rng.address.AUGMENT, op=9, lane=2, phase=1)]
+    ['0x0', '0x0', '0x1', '0x3090002']
+
+What is promised, for a given STREAM_VERSION:
+
+    same bits on every machine, operating system, Python, numpy and numba version        yes
+    same bits for any number of threads, any chunking, any start offset                  yes
+    same bits on CPU and GPU                                                             yes
+    two addresses of one seed never share a block; two seeds never share a key           yes
+    fit for cryptography                                                                 no
+"""
+
+from typing import Any
+
+from rng import address
+from rng.generator import Generator, auto_seed, default_generator, default_seed, manual_seed
+from rng.permute import permutation, permutation_from_key
 
 STREAM_VERSION = 1
+
+__all__ = [
+    "STREAM_VERSION",
+    "Generator",
+    "address",
+    "auto_seed",
+    "default_generator",
+    "default_seed",
+    "manual_seed",
+    "permutation",
+    "permutation_from_key",
+]
+
+# Parts that few programs need, or that need more than numpy and numba, load at first use.
+_LAZY: dict[str, str] = {}
+_MODULES = ("dropout", "fill", "init", "quality", "renaissance", "torch")
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"rng.{_LAZY[name]}"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"rng.{name}")
+    raise AttributeError(f"module 'rng' has no attribute {name!r}")

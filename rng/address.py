@@ -17,7 +17,7 @@ import hashlib
 M32 = (1 << 32) - 1
 M64 = (1 << 64) - 1
 
-# The one table of purposes. 8..127 are reserved, 128..253 are free for users.
+# The one table of purposes. 9..127 are reserved, 128..253 are free for users.
 INIT = 1  # position = block of a tensor's global flat index
 SHUFFLE = 2  # position = step << 8 | attempt
 AUGMENT = 3  # position = n:40 | block:24
@@ -25,6 +25,7 @@ DROPOUT = 4  # position = block of the global element index, c2 = step
 NOISE = 5  # position = n:40 | block:24
 SAMPLER = 6  # position = draw << 8 | attempt
 USER = 7  # position = n:40 | block:24
+GENERATOR = 8  # position = offset of a `Generator`, c2 = attempt
 FOLD = 0xFE  # key derivation from a number
 NAME = 0xFF  # key derivation from a name
 
@@ -36,11 +37,23 @@ def check_seed(seed: int) -> int:
         TypeError: not an int (bool, float and str are refused).
         ValueError: out of range.
     """
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise TypeError(f"seed must be an int in [0, 2**64), got {seed!r} ({type(seed).__name__})")
-    value = int(seed.__index__())
+    return check_u64("seed", seed)
+
+
+def check_u64(name: str, number: int) -> int:
+    """Return `number` if it is an int in [0, 2**64).
+
+    Raises:
+        TypeError: not an int (bool, float and str are refused).
+        ValueError: out of range.
+    """
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
+        raise TypeError(
+            f"{name} must be an int in [0, 2**64), got {number!r} ({type(number).__name__})"
+        )
+    value = int(number.__index__())
     if not 0 <= value <= M64:
-        raise ValueError(f"seed must be in [0, 2**64), got {value}")
+        raise ValueError(f"{name} must be in [0, 2**64), got {value}")
     return value
 
 

@@ -4,19 +4,21 @@ No libm function and no contractible a*b+c stands on a value path, so the bits d
 compiler, flags or machine.
 """
 
+from typing import Any
+
 from numba import float64, int64, njit, uint32, uint64
 
 UNIT_24 = 2.0**-24
 
 
 @njit(cache=True, nogil=True)
-def unit(word: int) -> float:
+def unit(word: Any) -> Any:
     """Return a float64 in [0, 1): (word >> 8) * 2**-24, exact also as float32. Draws: 1 word."""
     return float64(uint32(word) >> uint32(8)) * UNIT_24
 
 
 @njit(cache=True, nogil=True)
-def below(word: int, n: int) -> int:
+def below(word: Any, n: Any) -> Any:
     """Return an int in [0, n) for 1 <= n < 2**32, or -1: draw again at the next attempt.
 
     Exact and unbiased: multiply-high with rejection; -1 comes with chance (2**32 mod n) / 2**32.

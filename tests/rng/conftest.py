@@ -1,0 +1,25 @@
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def reference():
+    """tests/reference.py, the plain-integer oracle."""
+    if "samebatch_reference" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("samebatch_reference", TESTS / "reference.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules["samebatch_reference"] = module
+    return sys.modules["samebatch_reference"]
+
+
+@pytest.fixture(scope="session")
+def kat():
+    """kat("name"): the known answers of tests/kat/name.json."""
+    return lambda name: json.loads((TESTS / "kat" / f"{name}.json").read_text())

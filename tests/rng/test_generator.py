@@ -1,0 +1,90 @@
+import json
+import logging
+import pickle
+import threading
+
+import pytest
+
+import rng
+
+
+def test_the_state_is_seed_and_offset():
+    g = rng.Generator(7)
+    assert (g.seed, g.offset, g.get_state()) == (7, 0, (7, 0))
+    assert [g.next_offset(3), g.next_offset(0), g.next_offset(2)] == [0, 3, 3]
+    state = json.loads(json.dumps(g.get_state()))
+    other = rng.Generator(0)
+    other.set_state(*state)
+    assert other == g
+    assert other.next_offset(1) == 5
+    assert other != g
+
+
+def test_it_survives_json_and_pickle():
+    g = rng.Generator(2**64 - 1, 2**63)
+    for copy in (rng.Generator.from_json(g.to_json()), pickle.loads(pickle.dumps(g))):
+        assert copy == g
+        assert copy.next_offset(1) == 2**63
+    with pytest.raises(ValueError, match="seed and offset"):
+        rng.Generator.from_json('{"seed": 1}')
+
+
+def test_eight_threads_reserve_disjoint_ranges_without_gaps():
+    g = rng.Generator(1)
+    taken = [[] for _ in range(8)]
+    start = threading.Barrier(8)
+
+    def reserve(mine, count):
+        start.wait()
+        for _ in range(100_000):
+            mine.append(g.next_offset(count))
+
+    threads = [threading.Thread(target=reserve, args=(mine, i + 1)) for i, mine in enumerate(taken)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    ranges = sorted((first, i + 1) for i, mine in enumerate(taken) for first in mine)
+    end = 0
+    for first, count in ranges:
+        assert first == end
+        end = first + count
+    assert g.offset == end == 100_000 * 36
+
+
+def test_a_jump_is_a_reservation():
+    assert rng.Generator(1).jump(10**15).next_offset(1) == 10**15
+
+
+def test_the_default_generator_tells_whether_it_was_seeded(monkeypatch, caplog):
+    monkeypatch.setattr(rng.generator, "_default", None)
+    monkeypatch.setattr(rng.generator, "_default_seed", None)
+    assert rng.default_seed() is None
+    assert rng.default_generator() is rng.default_generator()
+    assert rng.default_seed() is None
+    rng.manual_seed(9).next_offset(4)
+    assert rng.default_seed() == 9
+    assert rng.default_generator().get_state() == (9, 4)
+    rng.manual_seed(9)
+    assert rng.default_generator().get_state() == (9, 0)
+    with caplog.at_level(logging.INFO):
+        seed = rng.auto_seed()
+    assert rng.default_seed() == seed
+    assert str(seed) in caplog.text
+
+
+def test_out_of_range_raises_and_changes_nothing():
+    g = rng.Generator(1, 2**64 - 10)
+    for call, kind in (
+        (lambda: g.next_offset(11), OverflowError),
+        (lambda: g.next_offset(-1), ValueError),
+        (lambda: g.set_state(-1, 0), ValueError),
+        (lambda: g.set_state(0, 2**64), ValueError),
+        (lambda: g.set_state(0.5, 0), TypeError),
+        (lambda: g.set_state(0, "0"), TypeError),
+        (lambda: rng.manual_seed(None), TypeError),
+    ):
+        with pytest.raises(kind):
+            call()
+    assert g.get_state() == (1, 2**64 - 10)
+    assert g.next_offset(9) == 2**64 - 10
