@@ -1,0 +1,27 @@
+"""Datasets: where samples come from.
+
+A dataset is anything with `__len__` and `__getitem__(i)`. Ours give `(image u8[H, W, C], label)`
+and tell more: `arrays()` of what lies in memory, `fingerprint()`, `describe(i)`, `versions()`.
+
+>>> from pipeline import datasets
+>>> import numpy as np
+>>> dataset = datasets.ArrayDataset(np.zeros((3, 8, 8, 1), np.uint8), np.arange(3))
+>>> len(dataset), dataset[2][1]
+(3, 2)
+"""
+
+from pipeline.datasets.arrays import ArrayDataset
+from pipeline.datasets.digits import Digits
+from pipeline.datasets.image_folder import ImageFolder
+from pipeline.datasets.mapstyle import check, describe, fingerprint, settings, versions
+
+__all__ = [
+    "ArrayDataset",
+    "Digits",
+    "ImageFolder",
+    "check",
+    "describe",
+    "fingerprint",
+    "settings",
+    "versions",
+]

@@ -1,0 +1,86 @@
+"""Any object with `__len__` and `__getitem__` is a dataset; these functions ask it what it can tell.
+
+The optional methods are `arrays()`, `fingerprint()`, `describe(i)`, `versions()` and `settings()`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.datasets import common
+from pipeline.errors import ConfigError
+
+
+def check(dataset: Any) -> None:
+    """Refuse what is not a map-style dataset.
+
+    Raises:
+        ConfigError: a class, a mapping, text, an iterable, or anything without `__len__` and
+            `__getitem__`; the message says what is missing.
+    """
+    kind = type(dataset)
+    if isinstance(dataset, type):
+        _refuse(
+            f"the class {dataset.__qualname__} itself", "make an instance of it: call the class"
+        )
+    if isinstance(dataset, Mapping):
+        keys = ", ".join(repr(key) for key in list(dataset)[:5])
+        _refuse(f"a {kind.__name__} with the keys {keys}", "pass one of its values")
+    if isinstance(dataset, str | bytes):
+        _refuse(f"{dataset!r}", "for a folder of images use datasets.ImageFolder(root)")
+    if any(base.__name__ == "IterableDataset" for base in kind.__mro__):
+        _refuse(f"a {_name(dataset)}, which can only be iterated", _NEEDED)
+    missing = [name for name in ("__len__", "__getitem__") if not hasattr(kind, name)]
+    if missing:
+        _refuse(f"a {_name(dataset)} without {' and '.join(missing)}", _NEEDED)
+    try:
+        len(dataset)
+    except Exception as error:
+        text = f"a {_name(dataset)} whose len() fails ({type(error).__name__}: {error})"
+        _refuse(text, _NEEDED, error)
+
+
+_NEEDED = "a dataset needs __len__() and __getitem__(i) for i in 0 .. len - 1"
+
+
+def _refuse(got: str, do: str, cause: Exception | None = None) -> None:
+    what = f"dataset: expected an object with __len__ and __getitem__, got {got}"
+    raise ConfigError(what, do=do, field="dataset") from cause
+
+
+def _name(dataset: Any) -> str:
+    kind = type(dataset)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def fingerprint(dataset: Any) -> str:
+    """Return the dataset's own fingerprint, else a digest of its class name and length.
+
+    The second cannot see that the content changed: give the dataset a `fingerprint()` for that.
+    """
+    own = getattr(dataset, "fingerprint", None)
+    if callable(own):
+        return str(own())
+    return common.digest([_name(dataset).encode(), str(len(dataset)).encode()])
+
+
+def describe(dataset: Any, i: int) -> str:
+    """Return the dataset's own name of sample `i`, else class and index; never raises."""
+    try:
+        return str(dataset.describe(i))
+    except Exception:  # this is called while another error is being told
+        return f"{type(dataset).__qualname__}[{i}]"
+
+
+def versions(dataset: Any) -> dict[str, str]:
+    """Return the versions of the libraries that can change the dataset's bytes; {} if it has none."""
+    own = getattr(dataset, "versions", None)
+    return {str(k): str(v) for k, v in own().items()} if callable(own) else {}
+
+
+def settings(dataset: Any) -> dict[str, Any]:
+    """Return the dataset's own arguments that decide bytes (JSON-able); {} if it tells none.
+
+    They belong into the configuration digest.
+    """
+    own = getattr(dataset, "settings", None)
+    return dict(own()) if callable(own) else {}
