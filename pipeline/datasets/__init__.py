@@ -11,13 +11,20 @@ and tell more: `arrays()` of what lies in memory, `fingerprint()`, `describe(i)`
 """
 
 from pipeline.datasets.arrays import ArrayDataset
+from pipeline.datasets.cifar import CIFAR10, CIFAR100
 from pipeline.datasets.digits import Digits
 from pipeline.datasets.image_folder import ImageFolder
 from pipeline.datasets.mapstyle import check, describe, fingerprint, settings, versions
+from pipeline.datasets.mnist import KMNIST, MNIST, FashionMNIST
 
 __all__ = [
+    "CIFAR10",
+    "CIFAR100",
+    "KMNIST",
+    "MNIST",
     "ArrayDataset",
     "Digits",
+    "FashionMNIST",
     "ImageFolder",
     "check",
     "describe",

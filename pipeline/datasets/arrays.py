@@ -93,8 +93,8 @@ class ArrayDataset:
         )
 
 
-def _prepared(number: int, array: Any) -> Array:
-    array = np.asanyarray(array)
+def _prepared(number: int, given: Any) -> Array:
+    array: Array = np.asanyarray(given)
     if array.dtype.hasobject or array.ndim == 0:
         what = "objects" if array.dtype.hasobject else "no first dimension"
         raise ConfigError(f"array {number} of an ArrayDataset has {what}", field="arrays")

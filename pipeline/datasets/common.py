@@ -21,7 +21,7 @@ def digest(parts: Iterable[bytes | np.ndarray[Any, Any]]) -> str:
     """
     h = hashlib.blake2b(digest_size=16)
     for part in parts:
-        data = part if isinstance(part, bytes) else memoryview(_flat(part))
+        data = part if isinstance(part, bytes) else _flat(part).data
         h.update(len(data).to_bytes(8, "little"))
         h.update(data)
     return h.hexdigest()

@@ -45,10 +45,11 @@ class Digits(ArrayDataset):
 
 
 def _members(split: str, n: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    ids = np.arange(n)
+    ids: np.ndarray[tuple[int], np.dtype[np.int64]] = np.arange(n)
     if split == "all":
         return ids
-    return ids[ids % 5 != 4] if split == "train" else ids[ids % 5 == 4]
+    held_out = ids % 5 == 4
+    return np.flatnonzero(~held_out if split == "train" else held_out)
 
 
 def _file() -> Path:

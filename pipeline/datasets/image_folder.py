@@ -320,8 +320,8 @@ def _extension(lower: bytes) -> str:
     return common.printable(end) if 1 < len(end) <= 8 else "none or long"
 
 
-def _checked_extensions(extensions: tuple[str, ...]) -> tuple[str, ...]:
-    good = not isinstance(extensions, str) and all(
+def _checked_extensions(extensions: Any) -> tuple[str, ...]:
+    good = isinstance(extensions, tuple | list) and all(
         isinstance(end, str) and end.startswith(".") and len(end) > 1 for end in extensions
     )
     if not good or not extensions:
