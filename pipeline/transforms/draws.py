@@ -1,0 +1,289 @@
+"""The draws of a chain: from a sample's address to the parameters of every op. No pixels here.
+
+    n, lane  = position div lanes, position mod lanes
+    word     = Philox(key, counter = (n:40 | block:24, phase, AUGMENT | op | lane))[j]
+    op       = kind << 3 | occurrence of that kind in the chain
+
+Every op reads a fixed range of blocks of its own op number, whatever branch it takes; so no op's
+draws depend on another op, on the image or on the probability. An exact integer that must be drawn
+again (chance below 2**-16 for images) reads the same word of block 0x10000 | k << 8 | r, r = 1, 2,
+..., where k is the attempt (0 for RandomCrop).
+
+| kind | op | blocks | words |
+|---|---|---|---|
+| 1 | RandomCrop | 0 | top, left |
+| 2 | RandomResizedCrop | k = 0 .. 9 | area, log aspect, top, left |
+| 3 | RandomHorizontalFlip | 0 | gate |
+| 4 | RandomErasing | 0; 1 + k, k = 0 .. 9 | gate; area, log aspect, top, left |
+| 5 | RandomVerticalFlip | 0 | gate |
+| 31 | user callable | its own stream, purpose USER | |
+
+Geometry of a sample is one affine map an axis: output column x comes from source column
+`flip_x * x + shift_x` if that lies in [x0, x1), else it is fill; crops and flips in any order
+compose into it (rows likewise). `GEO` names the fields.
+"""
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from pipeline.transforms import portable
+from rng import draw, philox
+
+# As callables these are typed as signatures, which they are not inside kernels.
+float64: Any = numba.float64
+int64: Any = numba.int64
+uint64: Any = numba.uint64
+
+CROP, RESIZED_CROP, HFLIP, ERASE, VFLIP, CALLABLE = 1, 2, 3, 4, 5, 31
+CENTER, RESIZE = 64, 65  # steps without draws; not kinds, they never reach an address
+ATTEMPTS = 10
+REDRAW = 0x10000
+STEP_INTS, STEP_FLOATS = 9, 6
+
+# Fields of a sample's geometry row (int64).
+FLIP_X, SHIFT_X, FLIP_Y, SHIFT_Y, X0, X1, Y0, Y1, WIDTH, HEIGHT = range(10)
+BOX_ATTEMPT, BOX_TOP, BOX_LEFT, BOX_HEIGHT, BOX_WIDTH = range(10, 15)  # what a resize reads
+GEO = 15
+# Fields of an erased rectangle (int64), in the finished image. Height 0: nothing is erased.
+ATTEMPT, TOP, LEFT, TALL, WIDE = range(5)
+ERASED = 5
+
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+Int = Any  # int64, or uint64 for what goes into an address
+Words = tuple[Any, Any, Any, Any]
+
+
+@njit(cache=True, nogil=True)
+def words(n: Int, block: Int, phase: Int, site: Int, k0: Int, k1: Int) -> Words:
+    """Return the four words of block `block` of the n-th sample of a lane. All uint64."""
+    at = (uint64(n) << uint64(24)) | uint64(block)
+    block_words: Words = philox.block(at, at >> uint64(32), phase, site, k0, k1)
+    return block_words
+
+
+@njit(cache=True, nogil=True)
+def pick(
+    word: Int, count: Int, j: Int, k: Int, n: Int, phase: Int, site: Int, k0: Int, k1: Int
+) -> Int:
+    """Return an exact int in [0, count): from `word`, or from word j of the redraw blocks of k."""
+    value = draw.below(word, count)
+    for r in range(1, 256):
+        if value >= 0:
+            break
+        again = words(n, uint64(REDRAW | k << 8 | r), phase, site, k0, k1)
+        value = draw.below(again[j], count)
+    return max(value, int64(0))  # 255 rejections in a row: chance below 2**-255
+
+
+@njit(cache=True, nogil=True)
+def round_even(x: Any) -> Int:
+    """Return x >= 0 rounded to the nearest int, halves to even, as Python's `round`."""
+    k = int64(x)
+    rest = x - float64(k)  # exact
+    if rest > 0.5 or (rest == 0.5 and k & 1):
+        k += 1
+    return k
+
+
+@njit(cache=True, nogil=True)
+def gate(threshold: Int, n: Int, phase: Int, site: Int, k0: Int, k1: Int) -> Any:
+    """Return whether a flip or an erasing happens. Draws: block 0, word 0."""
+    w = words(n, uint64(0), phase, site, k0, k1)
+    return uint64(w[0]) < uint64(threshold)
+
+
+@njit(cache=True, nogil=True)
+def crop_corner(
+    rows: Int, columns: Int, n: Int, phase: Int, site: Int, k0: Int, k1: Int
+) -> tuple[Int, Int]:
+    """Return (top, left), uniform in [0, rows) x [0, columns). Draws: block 0, words 0 and 1."""
+    w = words(n, uint64(0), phase, site, k0, k1)
+    top = pick(w[0], rows, 0, 0, n, phase, site, k0, k1)
+    left = pick(w[1], columns, 1, 0, n, phase, site, k0, k1)
+    return top, left
+
+
+@njit(cache=True, nogil=True)
+def area_and_aspect(w: Words, height: Int, width: Int, shape: F64) -> tuple[float, float]:
+    """Return sqrt(area * aspect) and sqrt(area / aspect) from words 0 and 1 of a block.
+
+    Args:
+        w: the block.
+        height, width: of the image.
+        shape: f64[4]: scale low, scale span, log ratio low, log ratio span.
+    """
+    area = float64(height * width) * (shape[0] + draw.unit(w[0]) * shape[1])
+    aspect = portable.exp(shape[2] + draw.unit(w[1]) * shape[3])
+    return math.sqrt(area * aspect), math.sqrt(area / aspect)
+
+
+@njit(cache=True, nogil=True)
+def erase_rectangle(
+    threshold: Int,
+    shape: F64,
+    height: Int,
+    width: Int,
+    n: Int,
+    phase: Int,
+    site: Int,
+    k0: Int,
+    k1: Int,
+) -> tuple[Int, Int, Int, Int, Int]:
+    """Return (attempt, top, left, height, width) of the erased rectangle.
+
+    attempt is -1 if the gate stays shut and 10 if every attempt missed; the rectangle is then
+    empty. Draws: blocks 0 .. 10.
+    """
+    if not gate(threshold, n, phase, site, k0, k1):
+        return -1, 0, 0, 0, 0
+    for k in range(ATTEMPTS):
+        w = words(n, uint64(1 + k), phase, site, k0, k1)
+        tall, wide = area_and_aspect(w, height, width, shape)
+        h, v = round_even(tall), round_even(wide)
+        if 0 < h < height and 0 < v < width:
+            top = pick(w[2], height - h + 1, 2, k, n, phase, site, k0, k1)
+            left = pick(w[3], width - v + 1, 3, k, n, phase, site, k0, k1)
+            return k, top, left, h, v
+    return ATTEMPTS, 0, 0, 0, 0
+
+
+@njit(cache=True, nogil=True)
+def resized_box(
+    shape: F64, height: Int, width: Int, n: Int, phase: Int, site: Int, k0: Int, k1: Int
+) -> tuple[Int, Int, Int, Int, Int]:
+    """Return (attempt, top, left, height, width) of the part of the image that is resized.
+
+    attempt is 10 for the fallback, torchvision's centre crop at the ratio clamped into its range.
+    `shape` is f64[6]: as for `area_and_aspect`, then ratio low and high. Draws: blocks 0 .. 9.
+    """
+    for k in range(ATTEMPTS):
+        w = words(n, uint64(k), phase, site, k0, k1)
+        wide, tall = area_and_aspect(w, height, width, shape)
+        h, v = round_even(tall), round_even(wide)
+        if 0 < v <= width and 0 < h <= height:
+            top = pick(w[2], height - h + 1, 2, k, n, phase, site, k0, k1)
+            left = pick(w[3], width - v + 1, 3, k, n, phase, site, k0, k1)
+            return k, top, left, h, v
+    h, v = height, width
+    ratio = float64(width) / float64(height)
+    if ratio < shape[4]:
+        h = min(height, max(1, round_even(float64(width) / shape[4])))
+    elif ratio > shape[5]:
+        v = min(width, max(1, round_even(float64(height) * shape[5])))
+    return ATTEMPTS, (height - h) // 2, (width - v) // 2, h, v
+
+
+# ---------------------------------------------------------------- a whole chain
+@njit(cache=True, nogil=True)
+def _crop(geo: I64, top: Int, left: Int, height: Int, width: Int) -> None:
+    """Cut a window at (top, left), which may reach outside: outside is fill."""
+    for axis in range(2):
+        flip, shift, low, high = 2 * axis, 2 * axis + 1, X0 + 2 * axis, X1 + 2 * axis
+        size = geo[WIDTH + axis]
+        first, last = geo[shift], geo[shift] + geo[flip] * (size - 1)
+        geo[low] = max(geo[low], min(first, last))
+        geo[high] = min(geo[high], max(first, last) + 1)
+        geo[shift] += geo[flip] * (left if axis == 0 else top)
+    geo[WIDTH], geo[HEIGHT] = width, height
+
+
+@njit(cache=True, nogil=True)
+def _mirror(geo: I64, axis: Int) -> None:
+    geo[2 * axis + 1] += geo[2 * axis] * (geo[WIDTH + axis] - 1)
+    geo[2 * axis] = -geo[2 * axis]
+
+
+@njit(cache=True, nogil=True)
+def _start(geo: I64, height: Int, width: Int) -> None:
+    geo[FLIP_X], geo[SHIFT_X], geo[X0], geo[X1], geo[WIDTH] = 1, 0, 0, width, width
+    geo[FLIP_Y], geo[SHIFT_Y], geo[Y0], geo[Y1], geo[HEIGHT] = 1, 0, 0, height, height
+
+
+@njit(cache=True, nogil=True)
+def _center(size: Int, target: Int) -> Int:
+    """Return the offset of torchvision's centre crop, negative where the image is padded."""
+    if target > size:
+        return -((target - size) // 2)
+    extra = size - target
+    half = extra // 2
+    return half + 1 if extra & 1 and half & 1 else half  # round(extra / 2), halves to even
+
+
+@njit(cache=True, nogil=True)
+def draw_samples(
+    positions: npt.NDArray[np.uint64],
+    phase: Int,
+    key: Int,
+    lanes: Int,
+    steps: I64,
+    shapes: F64,
+    height: Int,
+    width: Int,
+    geo: I64,
+    erased: I64,
+) -> None:
+    """Fill the geometry and the erased rectangles of every sample.
+
+    Args:
+        positions: u64[n]; decide every draw.
+        phase, key, lanes: uint64.
+        steps: i64[S, STEP_INTS]: step, op, then its integers (see `ops.*.step`).
+        shapes: f64[S, STEP_FLOATS]: the numbers of `area_and_aspect` and `resized_box`.
+        height, width: of every source image.
+        geo: i64[n, GEO], written.
+        erased: i64[n, E, ERASED], written.
+    """
+    k0, k1 = key & uint64(0xFFFFFFFF), key >> uint64(32)
+    for i in range(positions.shape[0]):
+        n = positions[i] // lanes
+        base = (uint64(3) << uint64(24)) | (positions[i] % lanes)
+        g = geo[i]
+        _start(g, height, width)
+        g[BOX_ATTEMPT], g[BOX_TOP], g[BOX_LEFT] = 0, 0, 0
+        g[BOX_HEIGHT], g[BOX_WIDTH] = height, width
+        rectangle = 0
+        for s in range(steps.shape[0]):
+            step = steps[s]
+            kind = step[0]
+            site = base | (uint64(step[1]) << uint64(16))
+            if kind == CROP:
+                # Padding is always applied first; pad_if_needed then adds what is still missing.
+                rows = g[HEIGHT] + step[5] + step[7]
+                columns = g[WIDTH] + step[4] + step[6]
+                pad_y = max(step[2] - rows, 0) if step[8] else 0
+                pad_x = max(step[3] - columns, 0) if step[8] else 0
+                top, left = crop_corner(
+                    rows + 2 * pad_y - step[2] + 1,
+                    columns + 2 * pad_x - step[3] + 1,
+                    n,
+                    phase,
+                    site,
+                    k0,
+                    k1,
+                )
+                _crop(g, top - step[5] - pad_y, left - step[4] - pad_x, step[2], step[3])
+            elif kind in (HFLIP, VFLIP):
+                if gate(step[2], n, phase, site, k0, k1):
+                    _mirror(g, 0 if kind == HFLIP else 1)
+            elif kind == ERASE:
+                found = erase_rectangle(
+                    step[2], shapes[s], g[HEIGHT], g[WIDTH], n, phase, site, k0, k1
+                )
+                for field in range(ERASED):
+                    erased[i, rectangle, field] = found[field]
+                rectangle += 1
+            elif kind == CENTER:
+                _crop(g, _center(g[HEIGHT], step[2]), _center(g[WIDTH], step[3]), step[2], step[3])
+            elif kind == RESIZED_CROP:
+                box = resized_box(shapes[s], height, width, n, phase, site, k0, k1)
+                for field in range(5):
+                    g[BOX_ATTEMPT + field] = box[field]
+                _start(g, step[2], step[3])
+            elif kind == RESIZE:
+                _start(g, step[2], step[3])
