@@ -11,7 +11,6 @@ The table of paths is one array of bytes with offsets; sample i is
 workers share its pages. Nothing stays open: a sample is one open, read, close.
 """
 
-import io
 import logging
 import operator
 import os
@@ -176,8 +175,7 @@ class ImageFolder:
         """
         with open(self.path(i), "rb", buffering=0) as file:
             data = file.read()
-        with Image.open(io.BytesIO(data)) as image:
-            return pixels.convert(image, self.mode, apply_orientation=self.orientation == "apply")
+        return pixels.decode(data, self.mode, turn=self.orientation == "apply")
 
     def describe(self, i: int) -> str:
         r"""Return the path of sample `i`, printable: bytes that are not UTF-8 show as `\xf1`."""

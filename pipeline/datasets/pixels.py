@@ -14,11 +14,13 @@ CMYK in JPEG is stored inverted, whether or not an Adobe marker says so (as Pill
 TensorFlow take it).
 """
 
+import io
 from typing import Literal
 
 import numpy as np
 from PIL import Image
 
+from pipeline.datasets import exif
 from pipeline.errors import DatasetError
 
 _TURN = {
@@ -33,26 +35,29 @@ _TURN = {
 _BACK = _TURN | {6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270}
 
 
-def convert(
-    image: Image.Image, mode: Literal["RGB", "L"], *, apply_orientation: bool = False
-) -> Image.Image:
-    """Return `image` decoded and converted by the table above.
+def decode(data: bytes, mode: Literal["RGB", "L"], *, turn: bool = False) -> Image.Image:
+    """Return the image of a file's bytes, converted by the table above.
 
     Args:
-        image: as `Image.open` gives it.
+        data: the whole file.
         mode: "RGB" or "L".
-        apply_orientation: turn it by its Exif orientation; a broken or absent tag turns nothing.
+        turn: turn it by its Exif orientation; a broken or absent tag turns nothing.
 
     Raises:
-        OSError: truncated or damaged data, from Pillow.
+        OSError: truncated or damaged data, from Pillow (which may raise other kinds too).
         DatasetError: pixels of floating point, for which there is no scale.
     """
-    turned_by_pillow = image.format == "TIFF"  # its load() turns the pixels and drops the tag
-    tag = _tiff_orientation(image) if turned_by_pillow else exif_orientation(image.info.get("exif"))
-    image.load()
-    converted = _to_mode(image, mode)
-    if apply_orientation != turned_by_pillow and tag in _TURN:
-        converted = converted.transpose((_TURN if apply_orientation else _BACK)[tag])
+    data, block = exif.split_jpeg(data)
+    with Image.open(io.BytesIO(data)) as image:
+        turned = image.format == "TIFF"  # Pillow's load() of TIFF turns it, asked or not
+        if turned:
+            tag = _tiff_orientation(image)
+        else:
+            tag = exif.orientation(block or image.info.get("exif"))
+        image.load()
+        converted = _to_mode(image, mode)
+    if turn != turned and tag in _TURN:
+        return converted.transpose((_TURN if turn else _BACK)[tag])
     return converted
 
 
@@ -78,33 +83,3 @@ def _tiff_orientation(image: Image.Image) -> int:
         return int(image.getexif().get(0x0112, 1))
     except Exception:  # Pillow raises many kinds on broken tags
         return 1
-
-
-def exif_orientation(block: object) -> int:
-    """Return the orientation tag 1..8 of an Exif block; 1 if there is none or it is broken.
-
-    Read here, not by Pillow, whose reader warns about and stumbles over other broken tags.
-
-    Source: Exif 2.3 (CIPA DC-008-2012), 4.5 and 4.6.4: a TIFF header, then the first directory.
-
-    >>> exif_orientation(b"MM\\0*\\0\\0\\0\\x08\\0\\1\\x01\\x12\\0\\3\\0\\0\\0\\1\\0\\6\\0\\0")
-    6
-    """
-    if not isinstance(block, bytes):
-        return 1
-    block = block.removeprefix(b"Exif\0\0")
-    order: Literal["little", "big"] = "little" if block[:2] == b"II" else "big"
-
-    def number(at: int, n: int) -> int:
-        return int.from_bytes(block[at : at + n], order)
-
-    if block[:2] not in (b"II", b"MM") or number(2, 2) != 42:
-        return 1
-    first = number(4, 4)
-    for at in range(first + 2, first + 2 + 12 * number(first, 2), 12):
-        if at + 12 > len(block):
-            break
-        if number(at, 2) == 0x0112 and number(at + 2, 2) == 3:
-            value = number(at + 8, 2)
-            return value if 1 <= value <= 8 else 1
-    return 1
