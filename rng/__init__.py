@@ -13,34 +13,41 @@ What is promised, for a given STREAM_VERSION:
 
     same bits on every machine, operating system, Python, numpy and numba version        yes
     same bits for any number of threads, any chunking, any start offset                  yes
-    same bits on CPU and GPU                                                             yes
     two addresses of one seed never share a block; two seeds never share a key           yes
     fit for cryptography                                                                 no
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rng import address
 from rng.generator import Generator, auto_seed, default_generator, default_seed, manual_seed
 from rng.permute import permutation, permutation_from_key
+
+if TYPE_CHECKING:
+    from rng import init
+    from rng.dropout import dropout_mask
+    from rng.stream import Stream
 
 STREAM_VERSION = 1
 
 __all__ = [
     "STREAM_VERSION",
     "Generator",
+    "Stream",
     "address",
     "auto_seed",
     "default_generator",
     "default_seed",
+    "dropout_mask",
+    "init",
     "manual_seed",
     "permutation",
     "permutation_from_key",
 ]
 
 # Parts that few programs need, or that need more than numpy and numba, load at first use.
-_LAZY: dict[str, str] = {}
-_MODULES = ("dropout", "fill", "init", "quality", "renaissance", "torch")
+_LAZY = {"dropout_mask": "dropout", "Stream": "stream"}
+_MODULES = ("dropout", "init", "quality", "renaissance", "stream", "torch")
 
 
 def __getattr__(name: str) -> Any:

@@ -10,8 +10,15 @@ import json
 import logging
 import os
 import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rng import address
+
+Array = NDArray[Any]
+Shape = int | tuple[int, ...] | None
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +124,216 @@ class Generator:
             raise ValueError(f"expected the fields seed and offset, got {text!r}")
         return cls(state["seed"], state["offset"])
 
+    # ------------------------------------------------------------ numbers
+    # Each call reserves its blocks and fills a new array of `shape` and `dtype`, or `out`; `threads`
+    # is the most threads to use. Ranges, errors and words drawn: the method of that name of `Stream`.
+    def uint32(
+        self, shape: Shape = None, *, out: Array | None = None, threads: int | None = None
+    ) -> Array:
+        """Return u32 words. Draws: 1 word each."""
+        return self._fill("uint32", 1, shape, np.uint32, out, threads)
+
+    def uint64(
+        self, shape: Shape = None, *, out: Array | None = None, threads: int | None = None
+    ) -> Array:
+        """Return u64 numbers. Draws: 2 words each."""
+        return self._fill("uint64", 2, shape, np.uint64, out, threads)
+
+    def uniform(
+        self,
+        shape: Shape = None,
+        low: float = 0.0,
+        high: float = 1.0,
+        *,
+        dtype: Any = "float32",
+        out: Array | None = None,
+        threads: int | None = None,
+    ) -> Array:
+        """Return real numbers in [low, high). Draws: 1 word each, float64: 2.
+
+        >>> Generator(42).uniform(2).tolist()
+        [0.3186030983924866, 0.5093458294868469]
+        """
+        wide = np.dtype(dtype if out is None else out.dtype) == np.float64
+        return self._fill("uniform", 1 + wide, shape, dtype, out, threads, low, high)
+
+    def normal(
+        self,
+        shape: Shape = None,
+        mean: float = 0.0,
+        std: float = 1.0,
+        *,
+        dtype: Any = "float32",
+        out: Array | None = None,
+        threads: int | None = None,
+    ) -> Array:
+        """Return normal numbers. Draws: 1 word each."""
+        return self._fill("normal", 1, shape, dtype, out, threads, mean, std)
+
+    def truncated_normal(
+        self,
+        shape: Shape = None,
+        mean: float = 0.0,
+        std: float = 1.0,
+        low: float = -2.0,
+        high: float = 2.0,
+        *,
+        dtype: Any = "float32",
+        out: Array | None = None,
+        threads: int | None = None,
+    ) -> Array:
+        """Return normal numbers conditioned on [low, high]. Draws: 1 word each."""
+        return self._fill("truncated_normal", 1, shape, dtype, out, threads, mean, std, low, high)
+
+    def lognormal(
+        self,
+        shape: Shape = None,
+        mean: float = 0.0,
+        std: float = 1.0,
+        *,
+        dtype: Any = "float32",
+        out: Array | None = None,
+        threads: int | None = None,
+    ) -> Array:
+        """Return exp(normal(mean, std)). Draws: 1 word each."""
+        return self._fill("lognormal", 1, shape, dtype, out, threads, mean, std)
+
+    def exponential(
+        self,
+        shape: Shape = None,
+        scale: float = 1.0,
+        *,
+        dtype: Any = "float32",
+        out: Array | None = None,
+        threads: int | None = None,
+    ) -> Array:
+        """Return exponential numbers of mean `scale`. Draws: 1 word each."""
+        return self._fill("exponential", 1, shape, dtype, out, threads, scale)
+
+    def gumbel(
+        self,
+        shape: Shape = None,
+        loc: float = 0.0,
+        scale: float = 1.0,
+        *,
+        dtype: Any = "float32",
+        out: Array | None = None,
+        threads: int | None = None,
+    ) -> Array:
+        """Return Gumbel numbers. Draws: 1 word each."""
+        return self._fill("gumbel", 1, shape, dtype, out, threads, loc, scale)
+
+    def bernoulli(
+        self,
+        shape: Shape = None,
+        p: float = 0.5,
+        *,
+        dtype: Any = "bool",
+        out: Array | None = None,
+        threads: int | None = None,
+    ) -> Array:
+        """Return True (1) with chance p. Draws: 1 word each."""
+        return self._fill("bernoulli", 1, shape, dtype, out, threads, p)
+
+    def integers(
+        self,
+        shape: Shape,
+        low: int,
+        high: int,
+        *,
+        dtype: Any = "int64",
+        out: Array | None = None,
+        threads: int | None = None,
+    ) -> Array:
+        """Return integers in [low, high). Draws: 1 word each, 2 where high - low > 2**32.
+
+        >>> Generator(42).integers(6, 1, 7).tolist()
+        [2, 4, 1, 1, 6, 4]
+        """
+        wide = int(high) - int(low) > 1 << 32
+        return self._fill("integers", 1 + wide, shape, dtype, out, threads, low, high)
+
+    def random_int(self, low: int, high: int) -> int:
+        """Return an int in [low, high], both ends included. Draws: 1 block.
+
+        Raises:
+            ValueError: low > high, or a range beyond int64.
+        """
+        return int(self.integers(1, low, high + 1)[0])
+
+    def categorical(
+        self,
+        shape: Shape,
+        weights: Any,
+        *,
+        out: Array | None = None,
+        threads: int | None = None,
+    ) -> Array:
+        """Return i64 numbers of `weights`, with chances proportional to them. Draws: 2 words each."""
+        return self._fill("categorical", 2, shape, np.int64, out, threads, weights)
+
+    def choice(self, values: Any, shape: Shape = None, weights: Any = None) -> Any:
+        """Return elements of `values` (or of range(values)), drawn with replacement.
+
+        Args:
+            values: an array, drawn from along its first axis, or an int.
+            shape: None returns one element.
+            weights: chances, proportional to them; None: equal.
+
+        Draws: as `integers` or `categorical`.
+        """
+        n = int(values) if np.ndim(values) == 0 else len(values)
+        if weights is not None and np.size(weights) != n:
+            raise ValueError(f"there are {n} values and {np.size(weights)} weights")
+        size = () if shape is None else shape
+        where = self.integers(size, 0, n) if weights is None else self.categorical(size, weights)
+        return where[()] if np.ndim(values) == 0 else np.asarray(values)[where]
+
+    def permutation(self, n: int) -> Array:
+        """Return a random order of 0 ... n-1, as `rng.permutation`. Draws: 1 block, its key."""
+        from rng import permute
+
+        return permute.permutation_from_key(n, self._new_key())
+
+    def sample(self, n: int, k: int) -> Array:
+        """Return k different numbers of 0 ... n-1 in random order, in O(k). Draws: 1 block.
+
+        Raises:
+            ValueError: k > n, or one of them out of range.
+        """
+        from rng import permute
+
+        return permute.sample_from_key(n, k, self._new_key())
+
+    def _new_key(self) -> int:
+        key: int = self._stream(self.next_offset(1)).uint64(np.empty(1, np.uint64))[0]
+        return int(key)
+
+    def _stream(self, offset: int) -> Any:
+        from rng import stream
+
+        return stream.Stream(self._key, address.site(address.GENERATOR), 0, offset)
+
+    def _fill(
+        self,
+        name: str,
+        words_each: int,
+        shape: Shape,
+        dtype: Any,
+        out: Array | None,
+        threads: int | None,
+        *parameters: Any,
+    ) -> Array:
+        """Reserve the blocks, then let the stream's method `name` fill `out` or a new array."""
+        if out is None:
+            out = np.empty(() if shape is None else shape, dtype)
+        elif shape is not None and out.shape != np.empty(shape, np.void).shape:
+            raise ValueError(f"out has shape {out.shape}, shape is {shape}")
+        stream = self._stream(self.next_offset((words_each * out.size + 3) // 4))
+        array: Array = getattr(stream, name)(out, *parameters, threads=threads)
+        return array
+
+    # ------------------------------------------------------------ copies
     def __getstate__(self) -> dict[str, int]:
         seed, offset = self.get_state()
         return {"seed": seed, "offset": offset}

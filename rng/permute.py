@@ -104,6 +104,28 @@ def _check_out(out: NDArray[Any], n: int) -> None:
         raise ValueError(f"out must be uint32 (n <= 2**32), int64 or uint64, got {out.dtype}")
 
 
+def sample_from_key(n: int, k: int, key: int, phase: int = 0, lane: int = 0) -> NDArray[np.uint64]:
+    """Return k different numbers of 0 ... n-1: `permutation_from_key(n, ...)[::-1][:k]`, in O(k).
+
+    Args:
+        n: 0 <= n <= 2**56.
+        k: 0 <= k <= n.
+        key, phase, lane: as there.
+
+    Raises:
+        ValueError: k or n out of range.
+    """
+    n = _check_n(n, MAX_N)
+    k = _check_n(k, n)
+    if not 0 <= key <= address.M64:
+        raise ValueError(f"key must be in [0, 2**64), got {key}")
+    _, _, c2, c3 = address.counter(address.SHUFFLE, lane=lane, phase=phase)
+    out = np.empty(k, np.uint64)
+    k0, k1 = np.uint64(key & address.M32), np.uint64(key >> 32)
+    _last_steps(out, np.uint64(n), k0, k1, np.uint64(c2), np.uint64(c3))
+    return out
+
+
 # ---------------------------------------------------------------- kernels
 @philox.intrinsic
 def _prefetch(typingctx: Any, array: Any, i: Any) -> Any:
@@ -122,20 +144,6 @@ def _prefetch(typingctx: Any, array: Any, i: Any) -> Any:
     return signature, codegen
 
 
-@philox.intrinsic
-def multiply(typingctx: Any, a: Any, b: Any) -> Any:
-    """Return (high, low), the two 64-bit halves of the product of two u64."""
-    signature = philox.tuple_of([types.uint64] * 2)(types.uint64, types.uint64)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        i64, i128 = ir.IntType(64), ir.IntType(128)
-        product = builder.mul(builder.zext(args[0], i128), builder.zext(args[1], i128))
-        high = builder.trunc(builder.lshr(product, i128(64)), i64)
-        return context.make_tuple(builder, sig.return_type, (high, builder.trunc(product, i64)))
-
-    return signature, codegen
-
-
 @njit(cache=True, nogil=True)
 def bounded(i: Any, m: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
     """Return an exact uniform integer in [0, m), the one of index i. Draws: 1 block, rarely more.
@@ -147,10 +155,10 @@ def bounded(i: Any, m: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
     for attempt in range(uint64(256)):
         position = i << uint64(8) | attempt
         w0, w1, w2, w3 = philox.block(position, position >> uint64(32), c2, c3, k0, k1)
-        high, low = multiply(uint64(w0) | uint64(w1) << uint64(32), m)
+        high, low = philox.multiply(uint64(w0) | uint64(w1) << uint64(32), m)
         if low >= threshold:
             break
-        high, low = multiply(uint64(w2) | uint64(w3) << uint64(32), m)
+        high, low = philox.multiply(uint64(w2) | uint64(w3) << uint64(32), m)
         if low >= threshold:
             break
     return high
@@ -199,3 +207,34 @@ def _fisher_yates(a: Any, k0: Any, k1: Any, c2: Any, c3: Any) -> None:
             a[step] = a[j]
             a[j] = held
         i -= steps
+
+
+@njit(cache=True, nogil=True)
+def _last_steps(out: Any, n: Any, k0: Any, k1: Any, c2: Any, c3: Any) -> None:
+    """Make the first out.size steps of the shuffle of 0 ... n-1 in a hash table of what moved."""
+    mask = uint64(1)
+    while mask < uint64(2) * uint64(out.size):
+        mask += mask
+    mask -= uint64(1)
+    places = np.full(mask + uint64(1), n, np.uint64)  # n: empty
+    values = np.empty(mask + uint64(1), np.uint64)
+    for q in range(uint64(out.size)):
+        step = n - uint64(1) - q
+        j = step
+        if step > uint64(0):
+            j = bounded(step, step + uint64(1), c2, c3, k0, k1)
+        last = _find(places, step, n, mask)
+        held = values[last] if places[last] == step else step
+        at = _find(places, j, n, mask)
+        out[q] = values[at] if places[at] == j else j
+        places[at] = j
+        values[at] = held
+
+
+@njit(cache=True, nogil=True)
+def _find(places: Any, place: Any, empty: Any, mask: Any) -> Any:
+    """Return the slot of `place`, or the free one where it belongs."""
+    at = (place * uint64(0x9E3779B97F4A7C15)) >> uint64(20) & mask
+    while places[at] != place and places[at] != empty:
+        at = (at + uint64(1)) & mask
+    return at

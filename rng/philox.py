@@ -171,3 +171,17 @@ def pairs(typingctx: Any, out: Any, step: Any, c2: Any, c3: Any, k0: Any, k1: An
         return context.get_dummy_value()
 
     return signature, codegen
+
+
+@intrinsic
+def multiply(typingctx: Any, a: Any, b: Any) -> Any:
+    """Return (high, low), the two 64-bit halves of the product of two u64."""
+    signature = tuple_of([types.uint64] * 2)(types.uint64, types.uint64)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        i128 = ir.IntType(128)
+        product = builder.mul(builder.zext(args[0], i128), builder.zext(args[1], i128))
+        high = builder.trunc(builder.lshr(product, i128(64)), _I64)
+        return context.make_tuple(builder, sig.return_type, (high, builder.trunc(product, _I64)))
+
+    return signature, codegen

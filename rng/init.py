@@ -1,0 +1,348 @@
+"""Initial values of parameters, keyed by the parameter's name.
+
+    element i of the flat tensor = f(word i mod 4 of block i div 4) at (INIT, key = named(seed, name))
+
+A tensor does not depend on which others exist or in which order they are made, and a sub-box of it
+(`box`: the shard of one process) gets exactly the values of the whole. All values are made in
+float32 and cast once.
+
+    gain: linear, sigmoid 1 · tanh 5/3 · relu sqrt(2) · leaky_relu sqrt(2 / (1 + a**2)) · selu 3/4
+    fans of shape (out, in, *kernel): fan_in = in * prod(kernel), fan_out = out * prod(kernel)
+
+Source: Glorot, Bengio (AISTATS 2010), eq. 16; He et al., "Delving deep into rectifiers" (ICCV
+2015), eq. 10 and 14; Saxe et al., "Exact solutions to the nonlinear dynamics" (ICLR 2014) for
+orthogonal; names and defaults as in torch.nn.init.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from rng import address
+from rng.stream import Stream
+
+Array = NDArray[Any]
+Shape = int | Sequence[int]
+Box = Sequence[slice] | None
+
+
+def normal(
+    shape: Shape,
+    seed: int,
+    name: str,
+    mean: float = 0.0,
+    std: float = 1.0,
+    *,
+    box: Box = None,
+    dtype: Any = "float32",
+    out: Array | None = None,
+) -> Array:
+    """Return normal values.
+
+    Args:
+        shape: of the whole tensor.
+        seed: in [0, 2**64).
+        name: of the parameter.
+        mean, std: of the values; std >= 0.
+        box: one slice (step 1) for each axis: only this part is made.
+        dtype: of the result.
+        out: array to write to, of the box's (or the whole) shape.
+
+    Raises:
+        ValueError: an argument out of range, a box or an `out` that does not fit.
+
+    >>> whole = normal((4, 6), seed=1, name="fc.weight")
+    >>> part = normal((4, 6), seed=1, name="fc.weight", box=(slice(1, 3), slice(2, 6)))
+    >>> (part == whole[1:3, 2:6]).all()
+    np.True_
+    """
+    return _make(shape, seed, name, box, dtype, out, "normal", mean, std)
+
+
+def uniform(
+    shape: Shape,
+    seed: int,
+    name: str,
+    low: float = 0.0,
+    high: float = 1.0,
+    *,
+    box: Box = None,
+    dtype: Any = "float32",
+    out: Array | None = None,
+) -> Array:
+    """Return uniform values in [low, high). Arguments: as `normal`. Raises: as there."""
+    return _make(shape, seed, name, box, dtype, out, "uniform", low, high)
+
+
+def truncated_normal(
+    shape: Shape,
+    seed: int,
+    name: str,
+    mean: float = 0.0,
+    std: float = 1.0,
+    low: float = -2.0,
+    high: float = 2.0,
+    *,
+    box: Box = None,
+    dtype: Any = "float32",
+    out: Array | None = None,
+) -> Array:
+    """Return normal values conditioned on [low, high]. Arguments: as `normal`. Raises: as there."""
+    return _make(shape, seed, name, box, dtype, out, "truncated_normal", mean, std, low, high)
+
+
+def xavier_normal(shape: Shape, seed: int, name: str, gain: float = 1.0, **options: Any) -> Array:
+    """Return normal values of std gain * sqrt(2 / (fan_in + fan_out)). Options: as `normal`."""
+    fan_in, fan_out = fans(shape)
+    std = gain * math.sqrt(2.0 / (fan_in + fan_out))
+    return normal(shape, seed, name, 0.0, std, **options)
+
+
+def xavier_uniform(shape: Shape, seed: int, name: str, gain: float = 1.0, **options: Any) -> Array:
+    """Return uniform values within gain * sqrt(6 / (fan_in + fan_out)). Options: as `normal`."""
+    fan_in, fan_out = fans(shape)
+    bound = gain * math.sqrt(6.0 / (fan_in + fan_out))
+    return uniform(shape, seed, name, -bound, bound, **options)
+
+
+def kaiming_normal(
+    shape: Shape,
+    seed: int,
+    name: str,
+    a: float = 0.0,
+    mode: str = "fan_in",
+    nonlinearity: str = "leaky_relu",
+    **options: Any,
+) -> Array:
+    """Return normal values of std gain / sqrt(fan).
+
+    Args:
+        shape, seed, name: as `normal`.
+        a: slope of leaky_relu's negative side.
+        mode: fan_in, fan_out or fan_avg.
+        nonlinearity: see `gain_of`.
+        options: box, dtype, out, as `normal`.
+
+    Raises:
+        ValueError: fewer than two axes, an unknown mode or nonlinearity.
+    """
+    std = gain_of(nonlinearity, a) / math.sqrt(_fan(shape, mode))
+    return normal(shape, seed, name, 0.0, std, **options)
+
+
+def kaiming_uniform(
+    shape: Shape,
+    seed: int,
+    name: str,
+    a: float = 0.0,
+    mode: str = "fan_in",
+    nonlinearity: str = "leaky_relu",
+    **options: Any,
+) -> Array:
+    """Return uniform values within gain * sqrt(3 / fan). Arguments: as `kaiming_normal`."""
+    bound = gain_of(nonlinearity, a) * math.sqrt(3.0 / _fan(shape, mode))
+    return uniform(shape, seed, name, -bound, bound, **options)
+
+
+def constant(
+    shape: Shape, value: float, *, dtype: Any = "float32", out: Array | None = None
+) -> Array:
+    """Return an array of `value`. Draws: nothing."""
+    if out is None:
+        out = np.empty(shape, dtype)
+    out[...] = value
+    return out
+
+
+def zeros(shape: Shape, *, dtype: Any = "float32", out: Array | None = None) -> Array:
+    """Return an array of zeros. Draws: nothing."""
+    return constant(shape, 0.0, dtype=dtype, out=out)
+
+
+def orthogonal(
+    shape: Shape,
+    seed: int,
+    name: str,
+    gain: float = 1.0,
+    *,
+    box: Box = None,
+    dtype: Any = "float32",
+    out: Array | None = None,
+) -> Array:
+    """Return gain times a matrix of orthonormal rows or columns (whichever are fewer).
+
+    Axes after the first are flattened. The normal values of `normal` are factored by Householder
+    reflections in float64, in one fixed order of operations, signs as for a positive diagonal of R:
+    uniform among orthogonal matrices.
+
+    Raises:
+        ValueError: fewer than two axes; otherwise as `normal`.
+    """
+    size = _shape(shape)
+    if len(size) < 2:
+        raise ValueError(f"orthogonal needs at least 2 axes, got shape {size}")
+    rows, columns = size[0], math.prod(size[1:])
+    whole = normal((rows, columns), seed, name, dtype=np.float64)
+    tall = np.ascontiguousarray(whole if rows >= columns else whole.T)
+    q = np.zeros(tall.shape, np.float64)
+    if tall.size:
+        _householder(tall, q)
+    q = (q if rows >= columns else q.T).reshape(size) * gain
+    part = q[tuple(slice(a, b) for a, b in _box(size, box))]
+    if out is None:
+        return np.array(part, dtype)
+    _check_out(out, part.shape)
+    out[...] = part
+    return out
+
+
+# ---------------------------------------------------------------- fans and gains
+def fans(shape: Shape) -> tuple[int, int]:
+    """Return (fan_in, fan_out) of a weight of shape (out, in, *kernel).
+
+    Raises:
+        ValueError: fewer than two axes.
+
+    >>> fans((64, 3, 7, 7))
+    (147, 3136)
+    """
+    size = _shape(shape)
+    if len(size) < 2:
+        raise ValueError(f"fan_in and fan_out need at least 2 axes, got shape {size}")
+    kernel = math.prod(size[2:])
+    return size[1] * kernel, size[0] * kernel
+
+
+def gain_of(nonlinearity: str, a: float = 0.01) -> float:
+    """Return the recommended gain of a nonlinearity; `a` is leaky_relu's slope.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    gains: dict[str, Callable[[], float]] = {
+        "linear": lambda: 1.0,
+        "sigmoid": lambda: 1.0,
+        "tanh": lambda: 5.0 / 3.0,
+        "relu": lambda: math.sqrt(2.0),
+        "leaky_relu": lambda: math.sqrt(2.0 / (1.0 + a * a)),
+        "selu": lambda: 0.75,
+    }
+    if nonlinearity not in gains:
+        raise ValueError(f"nonlinearity must be one of {', '.join(gains)}, got {nonlinearity!r}")
+    return gains[nonlinearity]()
+
+
+def _fan(shape: Shape, mode: str) -> float:
+    fan_in, fan_out = fans(shape)
+    fan = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
+    if mode not in fan:
+        raise ValueError(f"mode must be fan_in, fan_out or fan_avg, got {mode!r}")
+    return fan[mode]
+
+
+# ---------------------------------------------------------------- boxes
+def _shape(shape: Shape) -> tuple[int, ...]:
+    if isinstance(shape, Sequence):
+        return tuple(int(s) for s in shape)
+    return (int(shape),)
+
+
+def _box(size: tuple[int, ...], box: Box) -> list[tuple[int, int]]:
+    """Return (first, last) of each axis."""
+    if box is None:
+        return [(0, n) for n in size]
+    if len(box) != len(size):
+        raise ValueError(f"box has {len(box)} slices, the tensor {len(size)} axes")
+    ranges = []
+    for part, n in zip(box, size, strict=True):
+        a, b, step = part.indices(n)
+        if step != 1:
+            raise ValueError(f"box must have slices of step 1, got {part}")
+        ranges.append((a, max(a, b)))
+    return ranges
+
+
+def _check_out(out: Array, size: tuple[int, ...]) -> None:
+    if out.shape != size:
+        raise ValueError(f"out must have shape {size}, got {out.shape}")
+
+
+def _make(
+    shape: Shape,
+    seed: int,
+    name: str,
+    box: Box,
+    dtype: Any,
+    out: Array | None,
+    kind: str,
+    *parameters: float,
+) -> Array:
+    """Fill the box of a tensor, run by run of elements that are neighbours in the whole."""
+    size = _shape(shape)
+    ranges = _box(size, box)
+    part = tuple(b - a for a, b in ranges)
+    if out is None:
+        out = np.empty(part, dtype)
+    _check_out(out, part)
+    key = address.named(address.mix64(seed), name)
+    fill = getattr(Stream(key, address.site(address.INIT)), kind)
+    axis = len(size)  # axes from this one on are whole
+    while axis and part[axis - 1] == size[axis - 1]:
+        axis -= 1
+    if axis == 0:
+        fill(out, *parameters)
+        return out
+    strides = [math.prod(size[i + 1 :]) for i in range(len(size))]
+    base = ranges[axis - 1][0] * strides[axis - 1]
+    for index in np.ndindex(*part[: axis - 1]):
+        at = sum((ranges[i][0] + k) * strides[i] for i, k in enumerate(index))
+        fill(out[index], *parameters, first=base + at)
+    return out
+
+
+# ---------------------------------------------------------------- kernel
+@njit(cache=True, nogil=True)
+def _householder(a: Any, q: Any) -> None:
+    """Overwrite `a` (f64[m, n], m >= n) and set q to Q of its QR factors, with R's diagonal > 0.
+
+    Sums run over rows in order, side by side for all columns: one order, whatever the machine.
+    """
+    m, n = a.shape
+    scale = np.empty(n, np.float64)
+    sign = np.empty(n, np.float64)
+    dots = np.empty(n, np.float64)
+    for k in range(n):
+        norm = 0.0
+        for i in range(k, m):
+            norm += a[i, k] * a[i, k]
+        norm = np.sqrt(norm)
+        alpha = -norm if a[k, k] > 0.0 else norm
+        sign[k] = -1.0 if a[k, k] > 0.0 else 1.0
+        a[k, k] -= alpha
+        # v = a[k:, k]; v.v = 2 alpha (alpha - a_kk) = -2 alpha v_0
+        scale[k] = -1.0 / (alpha * a[k, k]) if norm > 0.0 else 0.0
+        _reflect(a, a, k, k + 1, scale[k], dots)
+    for k in range(n):
+        q[k, k] = sign[k]
+    for k in range(n - 1, -1, -1):
+        _reflect(a, q, k, k, scale[k], dots)
+
+
+@njit(cache=True, nogil=True)
+def _reflect(v: Any, a: Any, k: Any, first: Any, scale: Any, dots: Any) -> None:
+    """Replace columns first ... of `a` by their reflection: a -= scale * v (v . a), v = v[k:, k]."""
+    m, n = a.shape
+    for j in range(first, n):
+        dots[j] = 0.0
+    for i in range(k, m):
+        x = v[i, k]
+        for j in range(first, n):
+            dots[j] += x * a[i, j]
+    for i in range(k, m):
+        x = v[i, k] * scale
+        for j in range(first, n):
+            a[i, j] -= x * dots[j]
