@@ -275,17 +275,18 @@ def _set(table: dict[str, Any], key: str, value: Any) -> str:
     parts = re.sub(r"\[(\d+)\]", r".\1", key).split(".")
     path = ""
     at: Any = table
-    for i, part in enumerate(parts):
+    for i, name in enumerate(parts):
+        part: str | int = name
         last = i == len(parts) - 1
         if isinstance(at, list):
-            path = f"{path}[{part}]"
-            if not part.isdecimal() or int(part) >= len(at):
+            path = f"{path}[{name}]"
+            if not name.isdecimal() or int(name) >= len(at):
                 _bad_override(path, f"there are {len(at)} of them, numbered from 0")
-            part = int(part)
+            part = int(name)
         elif isinstance(at, dict):
-            path = f"{path}.{part}" if path else part
+            path = f"{path}.{name}" if path else name
         else:
-            _bad_override(path, f"is {at!r}, which has no {part!r} inside")
+            _bad_override(path, f"is {at!r}, which has no {name!r} inside")
         if not last:
             at = at.setdefault(part, {}) if isinstance(at, dict) else at[part]
         elif value is None:
