@@ -73,6 +73,7 @@ class LoaderConfig:
     """[loader]: arguments of `pipeline.DataLoader`, with its names, meaning and defaults.
 
     `split` follows `dataset.split` where it is not given: "val" for "val" and "test".
+    `prefetch_factor` counts only with workers, so that `num_workers = 0` alone turns them off.
     """
 
     batch_size: AtLeast1 = 1
@@ -84,16 +85,16 @@ class LoaderConfig:
     pin_memory: bool = False
     persistent_workers: bool = True
     timeout: Annotated[float, Range(0)] = 0
-    multiprocessing_context: str | None = None
+    multiprocessing_context: Literal["forkserver", "spawn", "fork", "thread"] | None = None
     split: str | None = None
     lanes: Annotated[int, Range(1, 65536)] = 16
-    order: str = "fisher_yates"
-    streams: str = "sample"
+    order: Literal["fisher_yates", "random_access"] = "fisher_yates"
+    streams: Literal["sample"] = "sample"
     rank: AtLeast0 | None = None
     world_size: AtLeast1 | None = None
-    tail: str | None = None
-    on_error: str = "raise"
-    output: str = "numpy"
+    tail: Literal["short", "drop", "pad"] | None = None
+    on_error: Literal["raise"] = "raise"
+    output: Literal["numpy", "torch"] = "numpy"
     audit: str | os.PathLike[str] | None = None
 
 
@@ -123,6 +124,8 @@ class Config:
         if table["split"] is None:
             chosen = self.dataset.arguments.get("split") if self.dataset else None
             table["split"] = "val" if chosen in ("val", "test") else "train"
+        if self.loader.num_workers == 0:
+            table["prefetch_factor"] = None  # DataLoader refuses it, as torch does
         return {"seed": self.seed, "mode": self.mode, **table}
 
 

@@ -7,12 +7,13 @@ import pickle
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from pipeline import DataLoader, loader, plan
 from pipeline import config as config_module
 from pipeline import transforms as T
 from pipeline.config import (
@@ -311,7 +312,7 @@ def value_of(wanted: Any, name: str) -> Any:
         return special[name]
     shown = expected(wanted)
     if shown.startswith("one of"):
-        return eval(shown.removeprefix("one of "), {})[-1]
+        return eval(f"({shown.removeprefix('one of ')},)", {})[-1]
     return {"a": "x", "t": True}.get(shown[0]) if "string" in shown or shown[0] == "t" else 3
 
 
@@ -323,7 +324,8 @@ def test_every_key_of_the_schema_reaches_what_is_built():
     ):
         for name, field in fields(target).items():
             value = value_of(field.type, name)
-            config = load_config("seed = 1", {section: {name: value}})
+            workers = {"loader.num_workers": 1} if name == "prefetch_factor" else {}
+            config = load_config("seed = 1", {section: {name: value}, **workers})
             got = config.loader_kwargs()[name] if section == "loader" else getattr(config.run, name)
             assert got == value, name
             checked.add(f"{section}.{name}")
@@ -364,10 +366,28 @@ def test_every_public_op_is_a_kind():
 
 
 def test_the_loader_keys_are_the_data_loaders_with_the_same_defaults():
-    loader = pytest.importorskip("pipeline.loader")
-    parameters = inspect.signature(loader.DataLoader).parameters
+    parameters = inspect.signature(DataLoader).parameters
     defaults = load_config("\n").loader_kwargs()
     assert {name: parameters[name].default for name in defaults} == defaults
+    # What is not here needs Python (objects, functions), or is said by `mode`.
+    assert parameters.keys() - defaults.keys() == {
+        "dataset", "transforms", "sampler", "batch_sampler", "collate_fn",
+        "worker_init_fn", "generator", "pin_memory_device", "in_order",
+    }  # fmt: skip
+
+
+def test_the_loaders_choices_are_the_plans():
+    types = {name: field.type for name, field in fields(config_module.LoaderConfig).items()}
+    assert get_args(types["order"]) == plan.ORDERS
+    assert get_args(get_args(types["tail"])[0]) == plan.TAILS
+    assert get_args(fields(config_module.Config)["mode"].type) == loader.MODES
+
+
+def test_no_workers_need_no_prefetch_factor():
+    config = load_config("[loader]\nnum_workers = 2\nprefetch_factor = 4\n")
+    assert config.loader_kwargs()["prefetch_factor"] == 4
+    config = load_config("[loader]\nnum_workers = 0\nprefetch_factor = 4\n")
+    assert config.loader_kwargs()["prefetch_factor"] is None
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,16 @@ def test_the_fingerprint_sees_every_change_of_the_list_and_of_the_settings(tmp_p
     assert datasets.ImageFolder(tmp_path, mode="L").settings() != {}
 
 
+def test_the_fingerprint_stays_the_same_across_releases(tmp_path):
+    """Else states saved earlier would be refused."""
+    for name, content in (("a/1.png", b"x"), ("a/b/2.jpg", b"yy"), ("c/3.PNG", b"")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    data = datasets.ImageFolder(tmp_path)
+    assert data.report.digest == "8c37066317609580a5d030b0244120b7"
+    assert data.fingerprint() == "814ad081eaa3065e5a3b737b2b062bf2"
+
+
 def test_what_is_passed_over_is_counted_by_reason(tmp_path, caplog):
     save(tmp_path / "a" / "A.JPG")
     save(tmp_path / "b" / "b.Jpeg")
