@@ -22,17 +22,23 @@ from typing import TYPE_CHECKING, Any
 from rng import address
 from rng.generator import Generator, auto_seed, default_generator, default_seed, manual_seed
 from rng.permute import permutation, permutation_from_key
+from rng.philox import philox4x32
 
 if TYPE_CHECKING:
     from rng import init
+    from rng.access import RandomAccessPermutation
+    from rng.bits import BitGenerator
     from rng.dropout import dropout_mask
     from rng.stream import Stream
+    from rng.threefry import threefry4x32
 
 STREAM_VERSION = 1
 
 __all__ = [
     "STREAM_VERSION",
+    "BitGenerator",
     "Generator",
+    "RandomAccessPermutation",
     "Stream",
     "address",
     "auto_seed",
@@ -43,10 +49,18 @@ __all__ = [
     "manual_seed",
     "permutation",
     "permutation_from_key",
+    "philox4x32",
+    "threefry4x32",
 ]
 
 # Parts that few programs need, or that need more than numpy and numba, load at first use.
-_LAZY = {"dropout_mask": "dropout", "Stream": "stream"}
+_LAZY = {
+    "BitGenerator": "bits",
+    "RandomAccessPermutation": "access",
+    "Stream": "stream",
+    "dropout_mask": "dropout",
+    "threefry4x32": "threefry",
+}
 _MODULES = ("dropout", "init", "quality", "renaissance", "stream", "torch")
 
 

@@ -145,3 +145,35 @@ def keep_bits(key, layer, step, n, p_drop, bits=16):
         whole = w[0] | w[1] << 32 | w[2] << 64 | w[3] << 96
         keep.append((whole >> (bits * (i % each)) & ((1 << bits) - 1)) >= threshold)
     return keep
+
+
+def stream_word(key, c3, c2, start, i):
+    position = start + i // 4
+    counter_words = [position & M32, position >> 32, c2, c3]
+    return philox(4, 32, 10, counter_words, [key & M32, key >> 32])[i % 4]
+
+
+def normal(word, table):
+    """(integer z, exponent): the magnitude of the normal number of a word is z * 2**exponent."""
+    x = (2 * word + 1) & M32
+    e = x.bit_length() - 1
+    y = x << (31 - e)
+    row = 16 * e + (y >> 27 & 15)
+    t = (y << 5 & M32) >> 1
+    c0, c1, c2, c3 = table[row]
+    a = c2 + ((c3 * t) >> 32)
+    a = c1 + ((a * t) >> 32)
+    return c0 + ((a * t) >> 34), -31 if e == 31 else -28
+
+
+def below(key, c3, start, i, n):
+    """Exact integer in [0, n) number i of a stream: attempts as op; one word, or two above 2**32."""
+    width = 32 if n <= 1 << 32 else 64
+    for attempt in range(256):
+        words = [
+            stream_word(key, c3 + (attempt << 16), 0, start, i * width // 32 + j) for j in (0, 1)
+        ]
+        r = words[0] if width == 32 else words[0] | words[1] << 32
+        if (r * n) % (1 << width) >= (1 << width) % n:
+            break
+    return r * n >> width
