@@ -1,0 +1,1 @@
+"""TransferStation: batch buffers in shared memory, claimed, filled, taken and given back."""

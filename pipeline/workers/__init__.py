@@ -1,0 +1,1 @@
+"""Workers: who calls the recipe, where, and what happens when one of them dies."""

@@ -1,0 +1,48 @@
+"""samebatch: a data loader whose every batch is a pure function of (data, configuration, seed, phase,
+position).
+
+>>> import pipeline
+>>> from pipeline import datasets, transforms as T
+>>> import numpy as np
+>>> images, labels = np.zeros((8, 4, 4, 3), np.uint8), np.arange(8)
+>>> loader = pipeline.DataLoader(
+...     datasets.ArrayDataset(images, labels), batch_size=4, shuffle=True, seed=7,
+...     transforms=[T.RandomHorizontalFlip(), T.Normalize(preset="cifar10")],
+... )
+>>> [(x.shape, y.tolist()) for x, y in loader]
+[((4, 3, 4, 4), [7, 5, 6, 4]), ((4, 3, 4, 4), [1, 3, 0, 2])]
+"""
+
+import rng as _rng
+
+if not hasattr(_rng, "STREAM_VERSION"):
+    raise ImportError(
+        f"`import rng` found {getattr(_rng, '__file__', _rng)!r}, which is not samebatch's: a file or "
+        "folder named rng comes earlier on sys.path; rename it"
+    )
+
+from pipeline.errors import (
+    ConfigError,
+    DatasetError,
+    InternalError,
+    SamebatchError,
+    SampleError,
+    StateError,
+    WorkerError,
+)
+from pipeline.loader import BatchInfo, DataLoader
+from rng import STREAM_VERSION
+
+__version__ = "0.1.0"
+__all__ = [
+    "STREAM_VERSION",
+    "BatchInfo",
+    "ConfigError",
+    "DataLoader",
+    "DatasetError",
+    "InternalError",
+    "SamebatchError",
+    "SampleError",
+    "StateError",
+    "WorkerError",
+]

@@ -1,0 +1,472 @@
+"""Engines turn a pass (which positions, in which batches) into filled batches.
+
+* `Inline`: the consumer makes each batch itself when it is asked for (0 workers).
+* `Pooled`: a TransferStation and a pool of processes or threads; the consumer opens tickets, takes
+  full batches, replaces dead workers, and helps where that is safe and it would only wait.
+
+Both give the same bytes: they only decide who calls `Recipe.fill`.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from pipeline import datasets
+from pipeline.errors import SampleError, WorkerError
+from pipeline.plan import Order, Plan
+from pipeline.recipe import Recipe, SampleFailure
+from pipeline.transfer import cells
+from pipeline.transfer.layout import Layout
+from pipeline.transfer.ring import private_ring
+from pipeline.transfer.station import Attached, TransferStation
+from pipeline.workers.pool import Death, ProcessPool, ThreadPool
+from pipeline.workers.process import PreprocessWorker
+from pipeline.workers.protocol import EXIT_CRASH, Report
+
+HELD = 2  # batches the user may hold before further ones are copied: the last and the current
+_PATIENCE_S = 0.02
+_LOOK_S = 0.25  # how often workers are looked at while batches keep coming
+_MAX_KILLS = 3  # a chunk that kills so many workers is given up
+_CHUNK_NBYTES = 1 << 20  # of finished samples a bulk chunk has about: 100 us and more
+_CHUNK_NS = 200_000  # of work a chunk of single samples should have
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One delivered batch.
+
+    Attributes:
+        arrays: one [n, *shape] for each field.
+        ids: int64[n], sample ids.
+        positions: uint64[n].
+        real: how many are not padding.
+        step: place in the pass.
+    """
+
+    arrays: list[np.ndarray]
+    ids: np.ndarray
+    positions: np.ndarray
+    real: int
+    step: int
+
+
+@dataclass
+class Pass:
+    """One ordered pass, from an offset to the end of the phase, as one rank sees it.
+
+    Attributes:
+        epoch, phase: which; phase is the packed word of the addresses.
+        offset: where it began (samples of all ranks).
+        plan, order: positions of a step, ids of positions.
+        left: fast mode after a resume: the positions still missing; else None.
+    """
+
+    epoch: int
+    phase: int
+    offset: int
+    plan: Plan
+    order: Order
+    left: np.ndarray | None = None
+
+    @property
+    def steps(self) -> int:
+        """Batches in this pass."""
+        if self.left is not None:
+            return -(-len(self.left) // self.plan.batch_size)
+        return self.plan.steps(self.offset)
+
+    def work(self, step: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """Return (ids, positions, real) of a step."""
+        if self.left is not None:
+            size = self.plan.batch_size
+            positions = self.left[step * size : (step + 1) * size]
+            real = len(positions)
+        else:
+            positions, real = self.plan.positions(step, self.offset)
+        return self.order.ids(positions), positions, real
+
+
+class Engine(Protocol):
+    """What makes batches."""
+
+    def begin(self, one: Pass) -> None:
+        """Start a pass; what is in flight of an earlier one is abandoned."""
+
+    def take(self) -> Batch | None:
+        """Return the pass's next batch, or None at its end."""
+
+    def cancel(self) -> None:
+        """Abandon the pass."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+    def pids(self) -> list[int]:
+        """Return the worker processes."""
+
+
+def sample_error(
+    recipe: Recipe, failure: SampleFailure, where: str, text: str = "", kind: str = ""
+) -> SampleError:
+    """Return the error the user sees for a sample that failed."""
+    cause = failure.__cause__
+    name = kind or (f"{type(cause).__module__}.{type(cause).__qualname__}" if cause else "")
+    message = text or (str(cause) if cause else "")
+    return SampleError(
+        f"sample {failure.sample_id} ({datasets.describe(recipe.dataset, failure.sample_id)}) "
+        f"failed in {failure.stage}: {name.removeprefix('builtins.')}: {message}",
+        where=where,
+        do=f"make it alone to see the error again: loader.sample_at(epoch, "
+        f"{failure.position}); repair or remove the sample",
+        sample_id=failure.sample_id,
+        position=failure.position,
+        stage=failure.stage,
+        type=name,
+    )
+
+
+def empty_batch(recipe: Recipe, step: int) -> Batch:
+    """Return a batch without samples, for a rank that has none left."""
+    assert recipe.fields is not None
+    arrays = [np.zeros((0, *one.shape), one.dtype) for one in recipe.fields]
+    return Batch(arrays, np.zeros(0, np.int64), np.zeros(0, np.uint64), 0, step)
+
+
+class Inline:
+    """The consumer makes every batch, in its own thread."""
+
+    def __init__(self, recipe: Recipe, batch_size: int, locate: Callable[[Pass, int], str]) -> None:
+        self._recipe = recipe
+        self._locate = locate
+        assert recipe.fields is not None
+        self._ring = private_ring(recipe.fields, batch_size, HELD + 1, HELD)
+        self._views = [self._ring.views(i) for i in range(HELD + 1)]
+        self._pass: Pass | None = None
+        self._step = 0
+
+    def begin(self, one: Pass) -> None:
+        """Start a pass."""
+        self._pass, self._step = one, 0
+
+    def take(self) -> Batch | None:
+        """Return the pass's next batch, or None at its end."""
+        one = self._pass
+        if one is None or self._step >= one.steps:
+            return None
+        ids, positions, real = one.work(self._step)
+        if not len(ids):
+            self._step += 1
+            return empty_batch(self._recipe, self._step - 1)
+        buffer = self._ring.acquire()
+        assert buffer is not None  # lend() copies before the last one goes
+        try:
+            self._recipe.fill(self._views[buffer], 0, ids, positions, one.phase)
+        except SampleFailure as e:
+            self._ring.release(buffer)
+            where = f"{self._locate(one, e.position)} worker=none (in the loader's own process)"
+            raise sample_error(self._recipe, e, where) from e.__cause__
+        except BaseException:
+            self._ring.release(buffer)
+            raise
+        self._step += 1
+        return Batch(self._ring.lend(buffer, len(ids)), ids, positions, real, self._step - 1)
+
+    def cancel(self) -> None:
+        """Abandon the pass."""
+        self._pass = None
+
+    def close(self) -> None:
+        """Abandon the pass; there is nothing else to give back."""
+        self._pass = None
+
+    def pids(self) -> list[int]:
+        """Return no process."""
+        return []
+
+
+class Pooled:
+    """Workers on a station.
+
+    Args:
+        recipe: with known fields.
+        batch_size: most samples of a batch.
+        workers: how many.
+        method: "fork" or "spawn" (processes), or "thread".
+        depth: batches in flight.
+        fast: deliver as batches fill, samples in the order in which they were finished.
+        timeout_s: longest wait for a batch; 0 is for ever.
+        sample_ns: time one sample took in `probe`, or 0.
+        locate: says where a position is, for messages.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        batch_size: int,
+        workers: int,
+        method: str,
+        depth: int,
+        fast: bool,
+        timeout_s: float,
+        sample_ns: int,
+        locate: Callable[[Pass, int], str],
+    ) -> None:
+        self._recipe = recipe
+        self._locate = locate
+        self._fast = fast
+        self._timeout_s = timeout_s
+        self._batch_size = batch_size
+        self._workers = workers
+        self._sample_ns = sample_ns
+        self._chunk = batch_size
+        assert recipe.fields is not None
+        smallest = self._bulk_chunk() if recipe.bulk else max(1, -(-batch_size // 512))
+        if fast:
+            smallest = _divisor(batch_size, smallest)
+        layout = Layout(
+            fields=recipe.fields,
+            slots=batch_size,
+            chunk=smallest,
+            depth=depth,
+            held=HELD,
+            tickets=8 * depth + workers + 2,
+            workers=workers + 1,
+        )
+        hint = (
+            f"lower batch_size ({batch_size}) or prefetch_factor: {layout.buffers} batches of "
+            f"{layout.buffer_nbytes:,} bytes are kept"
+        )
+        self.station = TransferStation(layout, fast=fast, shared=method != "thread", hint=hint)
+        try:
+            self.pool: ProcessPool | ThreadPool = (
+                ThreadPool(self.station, recipe, workers)
+                if method == "thread"
+                else ProcessPool(self.station, recipe, workers, method)
+            )
+        except BaseException:
+            self.station.close()
+            raise
+        self._own = Attached(self.station.views, workers, fast=fast)
+        self._own_reports: list[Report] = []
+        self._helper = PreprocessWorker(self._own, recipe, self._own_reports.append)
+        self._pass: Pass | None = None
+        self._steps: dict[int, tuple[int, int]] = {}  # ticket -> (step, real)
+        self._next = 0
+        self._delivered = 0
+        self._kills: dict[int, int] = {}  # cell -> workers it killed
+        self._deaths = 0  # since the last batch
+        self._looked_at = time.monotonic()
+
+    def _bulk_chunk(self) -> int:
+        fields = self._recipe.fields
+        assert fields is not None
+        per_sample = max(1, sum(one.nbytes for one in fields))
+        most = max(1, -(-self._batch_size // self._workers))
+        return int(min(most, max(1, _CHUNK_NBYTES // per_sample)))
+
+    def pids(self) -> list[int]:
+        """Return the worker processes."""
+        return self.pool.pids()
+
+    # ------------------------------------------------------------ a pass
+    def begin(self, one: Pass) -> None:
+        """Start a pass; what is in flight of an earlier one is abandoned."""
+        self.cancel()
+        self._pass = one
+        self._next = self._delivered = 0
+        self._choose_chunk()
+        self._feed()
+
+    def cancel(self) -> None:
+        """Abandon the pass."""
+        if self._pass is not None:
+            self.station.cancel()
+            self.pool.forget_reports()
+            self._own_reports.clear()
+            self._steps.clear()
+            self._pass = None
+
+    def take(self) -> Batch | None:
+        """Return the pass's next batch, or None at its end.
+
+        Raises:
+            SampleError: a sample failed.
+            WorkerError: workers die again and again, or nothing came for `timeout_s`.
+        """
+        one = self._pass
+        if one is None:
+            return None
+        if self._delivered == one.steps:
+            self._pass = None
+            self._steps.clear()
+            return None
+        self._feed()
+        if not self._steps:  # only a step without samples for this rank is left
+            self._delivered += 1
+            return empty_batch(self._recipe, self._delivered - 1)
+        self._await(one)
+        taken = self.station.take()
+        step, real = self._steps.pop(taken.ticket)
+        self._delivered += 1
+        self._deaths = 0
+        self._feed()
+        return Batch(taken.arrays, taken.ids, taken.positions, real, step)
+
+    def _feed(self) -> None:
+        one = self._pass
+        assert one is not None
+        while self._next < one.steps and self.station.can_open():
+            ids, positions, real = one.work(self._next)
+            if len(ids):
+                if not self._fast and not self._recipe.bulk:
+                    self._adapt_chunk()
+                ticket = self.station.open(ids, positions, one.phase, self._chunk)
+                self._steps[ticket] = (self._next, real)
+            self._next += 1
+
+    def _choose_chunk(self) -> None:
+        smallest = self.station.layout.chunk
+        if self._recipe.bulk:
+            self._chunk = smallest
+        elif self._sample_ns:
+            self._chunk = self._sized(self._sample_ns)
+        else:
+            self._chunk = smallest
+
+    def _sized(self, sample_ns: float) -> int:
+        """Return a chunk of about `_CHUNK_NS` of work, at least two for each worker and batch."""
+        smallest = self.station.layout.chunk
+        most = max(smallest, self._batch_size // (2 * self._workers))
+        chunk = max(smallest, min(most, round(_CHUNK_NS / max(sample_ns, 1.0))))
+        return _divisor(self._batch_size, chunk) if self._fast else chunk
+
+    def _adapt_chunk(self) -> None:
+        samples, work_ns = self.station.totals()
+        if samples >= 64:
+            self._chunk = self._sized(work_ns / samples)
+
+    # ------------------------------------------------------------ waiting
+    def _await(self, one: Pass) -> None:
+        deadline = time.monotonic() + self._timeout_s if self._timeout_s else None
+        now = time.monotonic()
+        if now - self._looked_at > _LOOK_S:
+            self._look()
+        while True:
+            state = self.station.wait(0.0)
+            if state == cells.PENDING:
+                if self._may_help() and self._helper.help():
+                    continue
+                state = self.station.wait(_PATIENCE_S)
+            if state == cells.READY:
+                return
+            if state == cells.BAD:
+                self._raise_failed(one)
+            self._look()
+            if self._fast:
+                self._feed()
+            if deadline is not None and time.monotonic() > deadline:
+                raise WorkerError(
+                    f"no batch came for {self._timeout_s} s",
+                    where="; ".join(self._describe(w) for w in range(self._workers)),
+                    do="raise timeout, or look at the samples named above",
+                )
+
+    def _may_help(self) -> bool:
+        """Helping is safe where no code of the user runs; it pays for cheap samples, and while
+        the workers are still starting.
+        """
+        return self._recipe.native and (self._recipe.bulk or not self.pool.ready)
+
+    def _look(self) -> None:
+        self._looked_at = time.monotonic()
+        for death in self.pool.poll():
+            self._replace(death)
+
+    def _replace(self, death: Death) -> None:
+        assert isinstance(self.pool, ProcessPool)
+        freed = self.station.recover(death.worker)
+        crash = self.pool.crash_of(death.worker) if death.status == EXIT_CRASH else None
+        if crash is not None:
+            raise WorkerError(
+                f"worker {death.worker} (pid {death.pid}) could not work: "
+                f"{crash.body['type']}: {crash.body['message']}",
+                where=crash.body["traceback"],
+            )
+        self._deaths += 1
+        self.pool.restarts += 1
+        for cell in freed:
+            self._kills[cell] = self._kills.get(cell, 0) + 1
+            if self._kills[cell] >= _MAX_KILLS:
+                positions, ids = self.station.samples_of(cell)
+                names = ", ".join(datasets.describe(self._recipe.dataset, i) for i in ids[:8])
+                raise WorkerError(
+                    f"{_MAX_KILLS} workers died ({death}) while making positions "
+                    f"{_ranges(positions)} (samples {ids[:16]}: {names})",
+                    where=f"last one: worker {death.worker}, pid {death.pid}",
+                    do="look for a crash in native code or too little memory with these samples; "
+                    "num_workers=0 shows it in this process",
+                    positions=positions,
+                    sample_ids=ids,
+                )
+        if self._deaths > 3 * self._workers + 5:
+            raise WorkerError(
+                f"{self._deaths} workers died ({death}) without a batch being finished",
+                do="num_workers=0 shows in this process what goes wrong",
+            )
+        self.pool.start(death.worker)
+
+    def _raise_failed(self, one: Pass) -> None:
+        for _, cell in self.station.failed():
+            report = next((r for r in self._own_reports if r.body["cell"] == cell), None)
+            report = report or self.pool.error_of(cell)
+            positions, ids = self.station.samples_of(cell)
+            if report is None:
+                failure = SampleFailure(ids[0], positions[0], "work")
+                where = self._locate(one, positions[0])
+                raise sample_error(
+                    self._recipe, failure, where, "its worker died before it could say why"
+                )
+            body = report.body
+            failure = SampleFailure(body["sample_id"], body["position"], body["stage"])
+            where = (
+                f"{self._locate(one, body['position'])} worker={report.worker} "
+                f"(pid {report.pid})\n  worker's traceback:\n{_indented(body['traceback'])}"
+            )
+            raise sample_error(self._recipe, failure, where, body["message"], body["type"])
+
+    def _describe(self, worker: int) -> str:
+        cell = self.station.holds(worker)
+        if cell < 0:
+            return f"worker {worker} holds nothing"
+        positions, ids = self.station.samples_of(cell)
+        return f"worker {worker} works on positions {_ranges(positions)} (samples {ids[:8]})"
+
+    def close(self) -> None:
+        """Stop the workers and give the memory back; batches held by the user stay valid."""
+        self.cancel()
+        self.pool.close()
+        self.station.close()
+
+    @property
+    def owner(self) -> int:
+        """The process that made this engine."""
+        return getattr(self.pool, "owner", os.getpid())
+
+
+def _divisor(n: int, most: int) -> int:
+    """Return the largest divisor of n that is at most `most`."""
+    return next(d for d in range(min(n, max(1, most)), 0, -1) if n % d == 0)
+
+
+def _ranges(positions: list[int]) -> str:
+    if len(positions) > 1 and positions == list(range(positions[0], positions[-1] + 1)):
+        return f"{positions[0]}..{positions[-1]}"
+    return str(positions[:16])
+
+
+def _indented(text: str) -> str:
+    return "\n".join("    " + line for line in text.rstrip().splitlines())

@@ -1,0 +1,802 @@
+"""DataLoader: PyTorch's, with batches that are a pure function of (data, configuration, seed, phase,
+position).
+
+    loader = DataLoader(dataset, batch_size=64, shuffle=True, num_workers=2, seed=7)
+    for images, labels in loader: ...          # epoch 0; the next loop is epoch 1
+    state = loader.state_dict()                # small JSON; resume with load_state_dict
+
+The position of a loader is (epoch, offset): the next sample to deliver. The end of epoch e is
+(e + 1, 0). Everything else is recomputed from it.
+"""
+
+import atexit
+import contextlib
+import importlib
+import json
+import logging
+import operator
+import os
+import time
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numba
+import numpy as np
+
+import rng
+from pipeline import audit as audits
+from pipeline import datasets
+from pipeline.engine import Batch, Engine, Inline, Pass, Pooled, sample_error
+from pipeline.errors import ConfigError, SampleError, StateError
+from pipeline.plan import ORDERS, TAILS, Coverage, Listed, Order, Plan, make_order, sampled
+from pipeline.recipe import Recipe, SampleFailure
+from pipeline.state import State, short_digest
+from rng import address
+
+_log = logging.getLogger("samebatch")
+MODES = ("reproducible", "fast")
+_METHODS = {"fork": "fork", "forkserver": "fork", "spawn": "spawn", "thread": "thread"}
+_live: "weakref.WeakSet[DataLoader]" = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class BatchInfo:
+    """What the last delivered batch holds.
+
+    Attributes:
+        epoch: its epoch.
+        step: its place in the epoch's pass, counted from where the pass began.
+        positions: uint64[n], global places in the epoch's order.
+        sample_ids: int64[n].
+        valid: bool[n], False for padding (tail="pad").
+    """
+
+    epoch: int
+    step: int
+    positions: np.ndarray
+    sample_ids: np.ndarray
+    valid: np.ndarray
+
+
+class DataLoader:
+    """Delivers the batches of a dataset, epoch after epoch.
+
+    Args:
+        dataset: map-style: `__len__` and `__getitem__(i)`.
+        batch_size: samples of one rank's batch.
+        shuffle: a new order each epoch; else (the default) the dataset's.
+        sampler: gives the order instead: an iterable of indices, read again each epoch.
+        num_workers: 0 makes batches in this process.
+        drop_last: leave out the samples that fill no whole batch (of all ranks).
+        timeout: seconds to wait for a batch before an error; 0 is for ever.
+        multiprocessing_context: "forkserver" (default), "spawn", or "fork", which is the same as
+            "forkserver" here: workers are forked from a clean process of ours, never from yours.
+            "thread" is worker_method="thread".
+        generator: another way to give a seed: an int, or an object with `initial_seed()` or `seed`.
+        prefetch_factor: batches that are made ahead, for each worker.
+        persistent_workers: keep workers between epochs; no effect on any byte.
+        in_order: False is mode="fast".
+        worker_method: "process" or "thread".
+        seed: in [0, 2**64). None takes `rng.manual_seed`'s, or draws one, logs it and keeps it.
+        mode: "reproducible": batches in order, each sample in its place. "fast": batches as they
+            fill, samples in the order in which they were finished; each has the same bytes.
+        transforms: ops of `pipeline.transforms`, and functions `f(sample, rng)` or `f(sample)`.
+        split: "train", "val" or another name; each has its own random numbers.
+        lanes: logical workers, 1..65536. Part of the addresses, hence of the bytes.
+        order: of a shuffled epoch: "fisher_yates" (exact), or "random_access" (no memory).
+        streams: "sample".
+        rank, world_size: which share of each global batch; default 0 of 1.
+        tail: what to do with the last samples: "short", "drop" or "pad" (see `pipeline.plan`).
+        on_error: "raise".
+        output: "numpy" arrays, or "torch" tensors that share their memory.
+        audit: a file that gets one line of JSON with a fingerprint for each batch.
+
+    Raises:
+        ConfigError: a value that cannot be used (also a ValueError).
+
+    Batches are the dataset's containers around arrays [n, …]; a batch may be kept for as long as
+    you like and is never overwritten.
+
+    >>> import numpy as np
+    >>> from pipeline import datasets
+    >>> data = datasets.ArrayDataset(np.arange(10), np.arange(10) % 2)
+    >>> loader = DataLoader(data, batch_size=4, shuffle=True, seed=1)
+    >>> sorted(int(x) for xs, ys in loader for x in xs) == list(range(10)), len(loader)
+    (True, 3)
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Iterable[int] | None = None,
+        batch_sampler: Any = None,
+        num_workers: int = 0,
+        collate_fn: Any = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Any = None,
+        multiprocessing_context: Any = None,
+        generator: Any = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = True,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        worker_method: str = "process",
+        seed: int | None = None,
+        mode: str = "reproducible",
+        transforms: Sequence[Any] | None = None,
+        split: str = "train",
+        lanes: int = 16,
+        order: str = "fisher_yates",
+        streams: str = "sample",
+        rank: int | None = None,
+        world_size: int | None = None,
+        tail: str | None = None,
+        on_error: str = "raise",
+        output: str = "numpy",
+        audit: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._engine: Engine | None = None
+        datasets.check(dataset)
+        for name, value, plain in (
+            ("batch_sampler", batch_sampler, None),
+            ("collate_fn", collate_fn, None),
+            ("worker_init_fn", worker_init_fn, None),
+            ("pin_memory", pin_memory, False),
+            ("pin_memory_device", pin_memory_device, ""),
+            ("streams", streams, "sample"),
+            ("on_error", on_error, "raise"),
+        ):
+            if value != plain:
+                raise ConfigError(
+                    f"{name}={value!r} is not supported yet",
+                    do=f"leave {name} at {plain!r}",
+                    field=name,
+                )
+        self.dataset = dataset
+        self.batch_size = _whole("batch_size", batch_size, 1, 1 << 32)
+        self.num_workers = _whole("num_workers", num_workers, 0, 4096)
+        self.drop_last = _flag("drop_last", drop_last)
+        self.timeout = _seconds("timeout", timeout)
+        self.persistent_workers = _flag("persistent_workers", persistent_workers)
+        self.prefetch_factor = prefetch_factor
+        if prefetch_factor is not None:
+            _whole("prefetch_factor", prefetch_factor, 1, 1 << 20)
+            if self.num_workers == 0:
+                raise ConfigError(
+                    "prefetch_factor needs num_workers > 0", do="leave prefetch_factor at None"
+                )
+        self.shuffle = False if shuffle is None else _flag("shuffle", shuffle)
+        self.sampler = sampler
+        if sampler is not None and self.shuffle:
+            raise ConfigError("sampler option is mutually exclusive with shuffle", field="sampler")
+        self.mode = _choice("mode", mode, MODES)
+        if not _flag("in_order", in_order):
+            self.mode = "fast"
+        self.in_order = self.mode == "reproducible"
+        self.split = _text("split", split)
+        self.lanes = _whole("lanes", lanes, 1, 1 << 16)
+        self.order = _choice("order", order, ORDERS)
+        self.streams = streams
+        self.output = _choice("output", output, ("numpy", "torch"))
+        self.world_size = _whole("world_size", 1 if world_size is None else world_size, 1, 1 << 24)
+        self.rank = _whole("rank", 0 if rank is None else rank, 0, self.world_size - 1)
+        if sampler is not None and self.world_size > 1:
+            raise ConfigError(
+                "sampler cannot be combined with world_size > 1: a sampler gives one rank's indices",
+                do="use shuffle=True with rank and world_size, or world_size=1 with your sampler",
+            )
+        self._method = _start_method(multiprocessing_context, worker_method)
+        self.multiprocessing_context = multiprocessing_context
+        self.worker_method = "thread" if self._method == "thread" else "process"
+        self._tail = self._chosen_tail(tail)
+        self.transforms = list(transforms or [])
+        self._seed, self._seed_given = _choose_seed(seed, generator)
+        self.generator = generator
+        self._audit_path = audit
+        self._length = len(dataset)
+        self._key = 0
+        self._recipe = self._make_recipe()
+        self._check_length()
+        self._dataset_print: str | None = None
+        self._epoch = 0
+        self._offset = 0
+        self._fresh = True  # the next pass starts at (epoch, offset); else at the next epoch
+        self._pass: Pass | None = None
+        self._coverage: Coverage | None = None
+        self._done_in_pass: Coverage | None = None
+        self._resumed_ahead: tuple[tuple[int, int], ...] = ()
+        self._overridden: tuple[str, ...] = ()
+        self._serial = 0  # which iterator owns the pass
+        self._orders: dict[int, Order] = {}
+        self.last: BatchInfo | None = None
+        self.digest = audits.Digest() if audit is not None else None
+        _live.add(self)
+
+    # ------------------------------------------------------------ construction
+    def _chosen_tail(self, tail: str | None) -> str:
+        if tail is None:
+            return "drop" if self.drop_last else "short"
+        _choice("tail", tail, TAILS)
+        if self.drop_last and tail != "drop":
+            raise ConfigError(f"drop_last=True contradicts tail={tail!r}", do="give one of them")
+        if tail == "pad" and self.mode == "fast":
+            raise ConfigError("tail='pad' needs mode='reproducible'", do="use tail='short'")
+        return tail
+
+    def _check_length(self) -> None:
+        # n = 0 is an empty epoch, with or without drop_last; a batch that can never fill is not.
+        n, full = self._length, self.batch_size * self.world_size
+        if self._tail == "drop" and 0 < n < full and self.sampler is None:
+            raise ConfigError(
+                f"drop_last leaves nothing: {n} samples do not fill one batch of {full} "
+                f"(batch_size {self.batch_size} x world_size {self.world_size})",
+                do="lower batch_size, or keep the last batch (drop_last=False)",
+                samples=n,
+                batch=full,
+            )
+
+    def _make_recipe(self) -> Recipe:
+        key = address.mix64(self._seed)
+        if self.split not in ("train", "val"):
+            key = address.named(key, f"split/{self.split}")
+        self._key = key
+        return Recipe(self.dataset, self.transforms, key, self.lanes)
+
+    # ------------------------------------------------------------ facts
+    @property
+    def seed(self) -> int:
+        """The seed, also when none was given."""
+        return self._seed
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the pass that runs, or that the next one will be."""
+        if self._pass is not None or self._fresh:
+            return self._pass.epoch if self._pass is not None else self._epoch
+        return self._epoch + 1
+
+    def __len__(self) -> int:
+        """Return the batches of a whole epoch, the same for every rank."""
+        return self._plan().steps()
+
+    def _plan(self, length: int | None = None) -> Plan:
+        if length is None:
+            length = self._length
+            if self.sampler is not None:
+                length = len(self.sampler)  # type: ignore[arg-type]
+        return Plan(length, self.batch_size, self.world_size, self.rank, self._tail)
+
+    def _phase(self, epoch: int) -> int:
+        if not 0 <= epoch < 1 << 31:
+            raise ConfigError(f"epoch must be in [0, 2**31), got {epoch}")
+        return epoch * 2 + (self.split == "val")
+
+    @property
+    def _order_kind(self) -> str:
+        return self.order if self.shuffle else "sequential"
+
+    def _order_of(self, epoch: int) -> Order:
+        if self.sampler is not None:
+            return sampled(self.sampler, self._length)
+        found = self._orders.get(epoch)
+        if found is None:
+            seed = self._seed
+            found = make_order(self._order_kind, self._length, self._key, seed, self._phase(epoch))
+            self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) <= 1}
+            self._orders[epoch] = found
+        return found
+
+    # ------------------------------------------------------------ iterating
+    def __iter__(self) -> Iterator[Any]:
+        """Return an iterator of one pass. Nothing starts before its first `next`."""
+        return _Iterator(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the one that the next pass delivers.
+
+        Calling it with the epoch of a state just loaded keeps the state's offset.
+        """
+        epoch = _whole("epoch", epoch, 0, (1 << 31) - 1)
+        if self._fresh and self._pass is None and epoch == self._epoch:
+            return
+        self._abandon()
+        self._epoch, self._offset, self._fresh = epoch, 0, True
+        self._resumed_ahead = ()
+
+    def _begin(self) -> None:
+        """Start the pass that is due."""
+        self._abandon()
+        if not self._fresh:
+            self._epoch, self._offset, self._resumed_ahead = self._epoch + 1, 0, ()
+        self._fresh = False
+        order = self._order_of(self._epoch)
+        length = len(order.listed) if isinstance(order, Listed) else self._length
+        plan = self._plan(length)
+        phase = self._phase(self._epoch)
+        self._pass = one = Pass(self._epoch, phase, self._offset, plan, order)
+        if self.mode == "fast":
+            mine = plan.all_positions(self._offset)
+            done = Coverage(0, self._resumed_ahead_places(mine))
+            if done.ahead or done.prefix:
+                one.left = mine[done.missing(len(mine))]
+            self._coverage = done
+            self._mine = mine
+        if self.digest is not None:
+            self.digest = audits.Digest()
+        if one.steps == 0:
+            return
+        if self._recipe.fields is None:
+            self._probe(one)
+        if self._engine is None:
+            self._engine = self._make_engine()
+        self._engine.begin(one)
+
+    def _resumed_ahead_places(self, mine: np.ndarray) -> list[tuple[int, int]]:
+        ranges = []
+        for lo, hi in self._resumed_ahead:
+            a, b = np.searchsorted(mine, [lo, hi]).tolist()
+            if b > a:
+                ranges.append((a, b))
+        return ranges
+
+    def _probe(self, one: Pass) -> None:
+        ids, positions, _ = one.work(0)
+        if not len(ids):  # a rank without a sample of its own still needs the fields
+            positions = np.array([one.offset], np.uint64)
+            ids = one.order.ids(positions)
+        began = time.perf_counter_ns()
+        try:
+            self._recipe.probe(int(ids[0]), int(positions[0]), one.phase)
+        except SampleFailure as e:
+            self._pass, self._fresh = None, True
+            where = f"{self._locate(one, e.position)} worker=none (first sample, made alone)"
+            raise sample_error(self._recipe, e, where) from e.__cause__
+        except SampleError:
+            self._pass, self._fresh = None, True
+            raise
+        self._probe_ns = time.perf_counter_ns() - began
+
+    _probe_ns = 0
+
+    def _make_engine(self) -> Engine:
+        if self.num_workers == 0:
+            return Inline(self._recipe, self.batch_size, self._locate)
+        if self.prefetch_factor is not None:
+            depth = self.prefetch_factor * self.num_workers
+        else:
+            depth = max(4, min(8, 2 * self.num_workers))
+        return Pooled(
+            self._recipe,
+            self.batch_size,
+            self.num_workers,
+            self._method,
+            depth,
+            self.mode == "fast",
+            self.timeout,
+            self._probe_ns,
+            self._locate,
+        )
+
+    def _locate(self, one: Pass, position: int) -> str:
+        g = self.batch_size * self.world_size
+        step, inside = divmod(position - one.offset, g)
+        return (
+            f"split={self.split} epoch={one.epoch} position={position} step={step} "
+            f"slot={inside % self.batch_size} rank={self.rank} seed={self._seed}"
+        )
+
+    def _next(self) -> Any:
+        """Return the next batch of the running pass; StopIteration at its end."""
+        one = self._pass
+        assert one is not None
+        batch = self._engine.take() if self._engine is not None and one.steps else None
+        if batch is None:
+            self._finish(one)
+            raise StopIteration
+        self._advance(one, batch)
+        n = len(batch.ids)
+        self.last = BatchInfo(
+            one.epoch, batch.step, batch.positions, batch.ids, np.arange(n) < batch.real
+        )
+        if self.digest is not None:
+            print_ = self.digest.add(batch.arrays, batch.ids, batch.positions)
+            self._write_audit(one.epoch, batch, print_)
+        return self._deliver(batch.arrays)
+
+    def _advance(self, one: Pass, batch: Batch) -> None:
+        """Count what was delivered, not what was made."""
+        if self._coverage is None:
+            self._offset = one.plan.offset_after(batch.step, one.offset)
+            return
+        places = np.searchsorted(self._mine, batch.positions)
+        self._coverage.add(places)
+        whole, _ = divmod(self._coverage.prefix, self.batch_size)
+        if self._coverage.prefix == len(self._mine):
+            self._offset = one.plan.offset_after(max(0, one.plan.steps(one.offset) - 1), one.offset)
+            if not one.plan.steps(one.offset):
+                self._offset = one.offset
+        elif self.world_size == 1:
+            self._offset = one.offset + self._coverage.prefix
+        else:
+            self._offset = one.offset + whole * one.plan.global_batch
+
+    def _ahead(self) -> tuple[tuple[int, int], ...]:
+        """Fast mode: ranges of positions delivered at or beyond the offset."""
+        if self._coverage is None:
+            return ()
+        done = self._coverage
+        places = [(0, done.prefix), *done.ahead]
+        ranges = []
+        for lo, hi in places:
+            positions = self._mine[lo:hi]
+            positions = positions[positions >= np.uint64(self._offset)].astype(np.int64)
+            cuts = np.flatnonzero(np.diff(positions) != 1) + 1
+            ranges += [(int(r[0]), int(r[-1]) + 1) for r in np.split(positions, cuts) if len(r)]
+        return tuple(ranges)
+
+    def _deliver(self, arrays: list[np.ndarray]) -> Any:
+        if self.output == "torch":
+            torch = _torch()
+            return self._recipe.build([torch.from_numpy(a) for a in arrays])
+        return self._recipe.build(arrays)
+
+    def _finish(self, one: Pass) -> None:
+        self._epoch, self._offset, self._fresh = one.epoch + 1, 0, True
+        self._pass, self._coverage, self._resumed_ahead = None, None, ()
+        if not self.persistent_workers:
+            self._close_engine()
+
+    def _abandon(self) -> None:
+        if self._pass is not None:
+            if self._engine is not None:
+                self._engine.cancel()
+            self._resumed_ahead = self._ahead()
+            self._pass, self._coverage = None, None
+
+    def _write_audit(self, epoch: int, batch: Batch, fingerprint: str) -> None:
+        assert self._audit_path is not None
+        assert self.digest is not None
+        line = {
+            "epoch": epoch,
+            "step": batch.step,
+            "offset": self._offset,
+            "samples": len(batch.ids),
+            "fingerprint": fingerprint,
+            "chain": self.digest.chain,
+        }
+        with open(self._audit_path, "a") as f:
+            f.write(json.dumps(line) + "\n")
+
+    # ------------------------------------------------------------ random access
+    def batch_at(self, epoch: int, step: int) -> Any:
+        """Return one batch of any epoch, made here and now, without iterating.
+
+        Args:
+            epoch: which.
+            step: the batch's place in the whole epoch.
+
+        Raises:
+            IndexError: the epoch has no such step.
+            SampleError: a sample cannot be made.
+        """
+        order = self._order_of(epoch)
+        length = len(order.listed) if isinstance(order, Listed) else self._length
+        plan = self._plan(length)
+        one = Pass(epoch, self._phase(epoch), 0, plan, order)
+        ids, positions, _ = one.work(operator.index(step))
+        if self._recipe.fields is None:
+            fresh = self._fresh
+            self._probe(
+                Pass(epoch, one.phase, int(positions[0]) if len(positions) else 0, plan, order)
+            )
+            self._fresh = fresh
+        assert self._recipe.fields is not None
+        arrays = [np.zeros((len(ids), *f.shape), f.dtype) for f in self._recipe.fields]
+        if len(ids):
+            try:
+                self._recipe.fill(arrays, 0, ids, positions, one.phase)
+            except SampleFailure as e:
+                where = self._locate(one, e.position)
+                raise sample_error(self._recipe, e, where) from e.__cause__
+        return self._deliver(arrays)
+
+    def sample_at(self, epoch: int, position: int) -> Any:
+        """Return one finished sample: the one at a global position of an epoch.
+
+        Raises:
+            IndexError: no such position.
+            Exception: whatever the dataset or a transform raises.
+        """
+        order = self._order_of(epoch)
+        length = len(order.listed) if isinstance(order, Listed) else self._length
+        if not 0 <= position < length:
+            raise IndexError(f"position {position} is not in [0, {length})")
+        ids = order.ids(np.array([position], np.uint64))
+        try:
+            return self._recipe.sample(int(ids[0]), position, self._phase(epoch))
+        except SampleFailure as e:
+            raise (e.__cause__ or e) from None
+
+    # ------------------------------------------------------------ state
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader is, as small JSON-able facts (see `pipeline.state`)."""
+        return self._state().to_dict()
+
+    def _state(self) -> State:
+        epoch, offset, ahead = self._epoch, self._offset, self._resumed_ahead
+        if self._pass is not None:
+            ahead = self._ahead()
+        length = self._length
+        if self._pass is not None:
+            length = self._pass.plan.length
+        covered = sum(b - a for a, b in ahead)
+        over = self._plan(length).ends_at(offset) if not self.sampler_unsized() else False
+        if (over or (covered and offset + covered >= length)) and offset + covered > 0:
+            epoch, offset, ahead = epoch + 1, 0, ()
+        elif not self._fresh and self._pass is None and offset == 0 and not ahead:
+            epoch += 1
+        many = self.mode == "fast" and self.world_size > 1
+        return State(
+            stream_version=rng.STREAM_VERSION,
+            seed=self._seed,
+            split=self.split,
+            epoch=epoch,
+            offset=offset,
+            mode=self.mode,
+            lanes=self.lanes,
+            order=self._order_kind if self.sampler is None else f"sampler:{_name(self.sampler)}",
+            streams=self.streams,
+            length=self._length,
+            dataset=self._fingerprint(),
+            transforms=short_digest([self._recipe.describe(), datasets.settings(self.dataset)]),
+            versions={"numba": numba.__version__, **datasets.versions(self.dataset)},
+            ahead=ahead,
+            rank=self.rank if many else None,
+            world_size=self.world_size if many else None,
+            overridden=self._overridden,
+        )
+
+    def sampler_unsized(self) -> bool:
+        """Return whether the sampler does not tell its length."""
+        return self.sampler is not None and not hasattr(self.sampler, "__len__")
+
+    def _fingerprint(self) -> str:
+        if self._dataset_print is None:
+            self._dataset_print = datasets.fingerprint(self.dataset)
+        return self._dataset_print
+
+    def load_state_dict(self, state: Mapping[str, Any], *, allow: Iterable[str] = ()) -> None:
+        """Continue where a state was taken; {} does nothing.
+
+        It may come from a loader with other workers, prefetch, start method, batch size, world
+        size or mode. A running iterator continues at the new position too.
+
+        Args:
+            state: from `state_dict`.
+            allow: names of fields that may differ, e.g. ["dataset"]; recorded in later states.
+
+        Raises:
+            StateError: it does not fit; names each field with both values. Nothing has changed.
+        """
+        if not state:
+            return
+        loaded = State.from_dict(state)
+        if not self._seed_given:
+            now = State(**{**_as_fields(self._state()), "seed": loaded.seed})
+        else:
+            now = self._state()
+        overridden = loaded.check(now, allow)
+        changed = {
+            name: (old, now.versions.get(name))
+            for name, old in loaded.versions.items()
+            if now.versions.get(name) != old
+        }
+        if changed:
+            text = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changed.items())
+            warnings.warn(
+                f"the state was saved with other library versions ({text}); decoded pixels may "
+                "differ",
+                stacklevel=2,
+            )
+        running = self._pass is not None
+        self._abandon()
+        if loaded.seed != self._seed:
+            self._seed = loaded.seed
+            self._close_engine()
+            self._recipe = self._make_recipe()
+            self._orders = {}
+        self._epoch, self._offset, self._fresh = loaded.epoch, loaded.offset, True
+        self._resumed_ahead = loaded.ahead
+        self._overridden = tuple(dict.fromkeys((*loaded.overridden, *overridden)))
+        if running:
+            self._begin()
+
+    # ------------------------------------------------------------ ending
+    def close(self) -> None:
+        """Stop the workers and give memory back. The loader can be iterated again afterwards."""
+        self._abandon()
+        self._close_engine()
+
+    def _close_engine(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    def worker_pids(self) -> list[int]:
+        """Return the process ids of the worker processes that run now."""
+        return self._engine.pids() if self._engine is not None else []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # the constructor raised early
+            self._close_engine()
+
+    def __getstate__(self) -> Any:
+        raise TypeError("a DataLoader cannot be pickled: send its state_dict() instead")
+
+
+class _Iterator:
+    """One pass. Several may exist; the one that was started last owns the loader's pass."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._loader = loader
+        self._serial = 0
+        self._over = False
+
+    def __iter__(self) -> "_Iterator":
+        return self
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __next__(self) -> Any:
+        loader = self._loader
+        if self._over:
+            raise StopIteration
+        if self._serial == 0:
+            loader._serial += 1
+            self._serial = loader._serial
+            loader._begin()
+        elif self._serial != loader._serial:
+            raise StateError(
+                "this iterator was superseded: a later one was started on the same loader",
+                do="use one iterator at a time, or one loader for each",
+            )
+        if loader._pass is None:
+            self._over = True
+            raise StopIteration
+        try:
+            return loader._next()
+        except StopIteration:
+            self._over = True
+            raise
+        except SampleError:
+            # Nothing is lost: the loader stays before this batch.
+            loader._abandon()
+            loader._fresh = True
+            self._over = True
+            raise
+
+
+def _as_fields(state: State) -> dict[str, Any]:
+    return {name: getattr(state, name) for name in State.__dataclass_fields__}
+
+
+# ---------------------------------------------------------------- arguments
+def _choose_seed(seed: int | None, generator: Any) -> tuple[int, bool]:
+    """Return (seed, whether the user fixed it)."""
+    if seed is not None:
+        return _checked_seed("seed", seed), True
+    if generator is not None:
+        value = generator
+        if callable(getattr(generator, "initial_seed", None)):
+            value = generator.initial_seed() & address.M64
+        elif hasattr(generator, "seed") and not callable(generator.seed):
+            value = generator.seed
+        return _checked_seed("generator", value), True
+    given = rng.default_seed()
+    if given is not None:
+        return given, True
+    drawn = int.from_bytes(os.urandom(8), "little")
+    _log.info("seed %d (0x%016x), drawn from the operating system", drawn, drawn)
+    return drawn, False
+
+
+def _checked_seed(name: str, value: Any) -> int:
+    try:
+        return address.check_seed(value)
+    except (TypeError, ValueError) as e:
+        raise ConfigError(
+            f"{name} must be an int in [0, 2**64), got {value!r} ({type(value).__name__})",
+            field=name,
+        ) from e
+
+
+def _whole(name: str, value: Any, low: int, high: int) -> int:
+    good = not isinstance(value, bool | np.bool_) and hasattr(value, "__index__")
+    if good and low <= operator.index(value) <= high:
+        return operator.index(value)
+    raise ConfigError(
+        f"{name} must be an int in [{low}, {high}], got {value!r} ({type(value).__name__})",
+        field=name,
+    )
+
+
+def _flag(name: str, value: Any) -> bool:
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise ConfigError(f"{name} must be True or False, got {value!r}", field=name)
+
+
+def _choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    if isinstance(value, str) and value in choices:
+        return value
+    raise ConfigError(
+        f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}", field=name
+    )
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, str) and value:
+        return value
+    raise ConfigError(f"{name} must be a name, got {value!r}", field=name)
+
+
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+        return float(value)
+    raise ConfigError(f"{name} must be a number of seconds >= 0, got {value!r}", field=name)
+
+
+def _start_method(context: Any, worker_method: str) -> str:
+    _choice("worker_method", worker_method, ("process", "thread"))
+    if worker_method == "thread":
+        return "thread"
+    if context is None:
+        return "fork"
+    name = context if isinstance(context, str) else None
+    if name is None and callable(getattr(context, "get_start_method", None)):
+        name = context.get_start_method()
+    if name not in _METHODS:
+        raise ConfigError(
+            f"multiprocessing_context must be one of {', '.join(map(repr, _METHODS))} or a "
+            f"multiprocessing context, got {context!r}",
+            field="multiprocessing_context",
+        )
+    return _METHODS[name]
+
+
+def _name(thing: Any) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def _torch() -> Any:
+    try:
+        return importlib.import_module("torch")
+    except ImportError as e:
+        raise ConfigError(
+            "output='torch' needs PyTorch, which is not installed",
+            do="pip install torch, or use output='numpy'",
+        ) from e
+
+
+@atexit.register
+def _close_all() -> None:
+    for loader in list(_live):
+        loader._close_engine()

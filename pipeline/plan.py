@@ -1,0 +1,220 @@
+"""Which positions make which batch: pure arithmetic, known for every step without iterating.
+
+    global batch g of a pass that starts at offset o = positions [o + g·G, o + (g+1)·G),  G = B·world
+    rank r's batch = the contiguous block r of it
+
+The order of a phase maps positions to sample ids; it is a function of (key, phase) alone. Rank and
+world size only cut it, so they never decide what a position holds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+import rng
+from pipeline.errors import ConfigError
+from rng.permute import permutation_from_key
+
+TAILS = ("short", "drop", "pad")
+MAX_POSITIONS = 1 << 40
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one rank cuts a phase of `length` positions into batches.
+
+    Attributes:
+        length: N, positions in the phase.
+        batch_size: B, samples of one rank's full batch.
+        world_size: ranks.
+        rank: this one.
+        tail: what happens to the last N mod G positions: "short": shared out evenly, smaller
+            batches (an empty one if there are fewer positions than ranks); "drop": left out;
+            "pad": full batches, filled up with positions from the start of the order, marked.
+    """
+
+    length: int
+    batch_size: int
+    world_size: int = 1
+    rank: int = 0
+    tail: str = "short"
+
+    def __post_init__(self) -> None:
+        assert self.batch_size >= 1
+        assert 0 <= self.rank < self.world_size
+        assert self.tail in TAILS
+
+    @property
+    def global_batch(self) -> int:
+        """G, samples of one step of all ranks."""
+        return self.batch_size * self.world_size
+
+    def steps(self, offset: int = 0) -> int:
+        """Return the number of batches from `offset` to the end: the same for every rank."""
+        left = max(0, self.length - offset)
+        if self.tail == "drop":
+            return left // self.global_batch
+        return -(-left // self.global_batch)
+
+    def offset_after(self, step: int, offset: int = 0) -> int:
+        """Return how many samples all ranks have had after `step` (0-based) of such a pass."""
+        return min(self.length, offset + (step + 1) * self.global_batch)
+
+    def ends_at(self, offset: int) -> bool:
+        """Return whether a pass is over at `offset`."""
+        return self.steps(offset) == 0
+
+    def positions(self, step: int, offset: int = 0) -> tuple[np.ndarray, int]:
+        """Return this rank's positions at a step of a pass that starts at `offset`.
+
+        Returns:
+            (uint64[n], how many of them are real); those after are padding.
+
+        Raises:
+            IndexError: there is no such step.
+        """
+        if not 0 <= step < self.steps(offset):
+            raise IndexError(f"step {step} is not in [0, {self.steps(offset)})")
+        first = offset + step * self.global_batch
+        left = self.length - first
+        if left >= self.global_batch:
+            lo = first + self.rank * self.batch_size
+            return np.arange(lo, lo + self.batch_size, dtype=np.uint64), self.batch_size
+        if self.tail == "pad":
+            lo = first + self.rank * self.batch_size
+            wide = np.arange(lo, lo + self.batch_size, dtype=np.uint64)
+            real = max(0, min(self.batch_size, self.length - lo))
+            return wide % np.uint64(self.length), real
+        share, more = divmod(left, self.world_size)
+        lo = first + self.rank * share + min(self.rank, more)
+        n = share + (self.rank < more)
+        return np.arange(lo, lo + n, dtype=np.uint64), n
+
+    def all_positions(self, offset: int) -> np.ndarray:
+        """Return every position this rank still has to deliver from `offset`, padding excluded."""
+        parts = [
+            positions[:real]
+            for positions, real in (self.positions(s, offset) for s in range(self.steps(offset)))
+        ]
+        return np.concatenate(parts) if parts else np.empty(0, np.uint64)
+
+
+class Order(Protocol):
+    """Maps positions of one phase to sample ids."""
+
+    def ids(self, positions: np.ndarray) -> np.ndarray:
+        """Return int64[n] for uint64[n]."""
+        ...
+
+
+class Sequential:
+    """Position q holds sample q."""
+
+    def ids(self, positions: np.ndarray) -> np.ndarray:
+        """Return the positions."""
+        return positions.astype(np.int64)
+
+
+class Listed:
+    """Positions index a list: a permutation, or what a sampler gave."""
+
+    def __init__(self, listed: np.ndarray) -> None:
+        self.listed = listed
+
+    def ids(self, positions: np.ndarray) -> np.ndarray:
+        """Return the listed ids."""
+        return self.listed[positions.astype(np.int64)].astype(np.int64)
+
+
+class RandomAccess:
+    """A permutation computed index by index: O(1) memory, for sets too big to hold an order."""
+
+    def __init__(self, n: int, seed: int, phase: int) -> None:
+        self._permutation: Any = rng.RandomAccessPermutation(n, seed, phase)
+
+    def ids(self, positions: np.ndarray) -> np.ndarray:
+        """Return the permuted positions."""
+        found: np.ndarray = np.asarray(self._permutation[positions])
+        return found.astype(np.int64)
+
+
+ORDERS = ("fisher_yates", "random_access")
+
+
+def make_order(kind: str, n: int, key: int, seed: int, phase: int) -> Order:
+    """Return the order of a phase.
+
+    Args:
+        kind: "sequential", "fisher_yates" or "random_access".
+        n: positions.
+        key: 64-bit key of the run, split folded in.
+        seed: the same as a seed, for "random_access".
+        phase: uint32.
+    """
+    if n > MAX_POSITIONS:
+        raise ConfigError(f"a dataset may have 2**40 samples, this one has {n}")
+    if kind == "sequential" or n < 2:
+        return Sequential()
+    if kind == "random_access":
+        return RandomAccess(n, seed, phase)
+    return Listed(permutation_from_key(n, key, phase))
+
+
+def sampled(sampler: Any, length: int) -> Listed:
+    """Return the order that a sampler gives now.
+
+    Raises:
+        ConfigError: it gives something else than indices of the dataset.
+    """
+    listed = list(sampler)
+    try:
+        ids = np.array([i.__index__() for i in listed], np.int64)
+    except AttributeError:
+        bad = next(i for i in listed if not hasattr(i, "__index__"))
+        raise ConfigError(
+            f"the sampler gave {bad!r}, not an index of the dataset", do="give ints"
+        ) from None
+    wrong = np.flatnonzero((ids < -length) | (ids >= length))
+    if len(wrong):
+        at = int(wrong[0])
+        raise ConfigError(
+            f"the sampler gave index {ids[at]} at place {at}; the dataset has {length} samples"
+        )
+    return Listed(np.where(ids < 0, ids + length, ids))
+
+
+class Coverage:
+    """Which of the places 0, 1, 2, … were delivered, as few ranges (fast mode).
+
+    prefix = all places below it were delivered;   ahead = ranges delivered beyond it
+    """
+
+    def __init__(self, prefix: int = 0, ahead: Sequence[tuple[int, int]] = ()) -> None:
+        self.prefix = prefix
+        self.ahead: list[tuple[int, int]] = sorted((int(a), int(b)) for a, b in ahead)
+
+    def add(self, places: np.ndarray) -> None:
+        """Mark int64[n] places as delivered."""
+        places = np.sort(places.astype(np.int64))
+        cuts = np.flatnonzero(np.diff(places) != 1) + 1
+        runs = [(int(r[0]), int(r[-1]) + 1) for r in np.split(places, cuts) if len(r)]
+        merged: list[tuple[int, int]] = []
+        for lo, hi in sorted(self.ahead + runs):
+            if lo <= self.prefix:
+                self.prefix = max(self.prefix, hi)
+            elif merged and lo <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(hi, merged[-1][1]))
+            else:
+                merged.append((lo, hi))
+        self.ahead = [(lo, hi) for lo, hi in merged if hi > self.prefix]
+        while self.ahead and self.ahead[0][0] <= self.prefix:
+            self.prefix = max(self.prefix, self.ahead.pop(0)[1])
+
+    def missing(self, length: int) -> np.ndarray:
+        """Return int64[m]: the places below `length` that were not delivered."""
+        keep = np.ones(max(0, length - self.prefix), bool)
+        for lo, hi in self.ahead:
+            keep[max(0, lo - self.prefix) : max(0, hi - self.prefix)] = False
+        return np.flatnonzero(keep) + self.prefix

@@ -1,0 +1,370 @@
+"""A recipe makes samples: a pure function of (sample id, position, phase), for any worker.
+
+    dataset[sample_id] ─▶ your functions f(sample, rng) ─▶ our transforms on the image ─▶ slot
+
+Where an in-memory dataset meets only our transforms, a whole chunk is made by one compiled kernel
+(`bulk`). Otherwise samples are made one by one, and the last transforms write straight into the
+slot. Both give the same bytes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline import datasets
+from pipeline.errors import ConfigError, SampleError
+from pipeline.transfer.layout import Field
+from pipeline.transforms import Chain, Op, Stream
+from pipeline.transforms.chain import _number as op_numbers  # TEMP
+from pipeline.transforms.chain import _User
+from pipeline.transforms.chain import _wants_stream as takes_rng  # TEMP
+from pipeline.tree import Structure
+
+_IMAGE_KEYS = ("image", "img", "pixel_values", "x")
+
+
+class SampleFailure(Exception):
+    """One sample could not be made; the original exception is `__cause__`.
+
+    Attributes:
+        sample_id, position: which one.
+        stage: "read", "transform …" or "collate".
+    """
+
+    def __init__(self, sample_id: int, position: int, stage: str) -> None:
+        super().__init__(f"sample {sample_id} at position {position} failed in {stage}")
+        self.sample_id = sample_id
+        self.position = position
+        self.stage = stage
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SampleFailure, (self.sample_id, self.position, self.stage)
+
+
+class Recipe:
+    """How to make the samples of one dataset.
+
+    Args:
+        dataset: map-style: `__len__` and `__getitem__`.
+        transforms: our ops, which see the image, and functions `f(sample, rng)` or `f(sample)`,
+            which see the whole sample as the dataset returned it; in any order.
+        key: 64-bit key of the run.
+        lanes: logical workers.
+
+    Raises:
+        ConfigError: a transform that cannot work on these samples.
+    """
+
+    def __init__(self, dataset: Any, transforms: Sequence[Any], key: int, lanes: int) -> None:
+        datasets.check(dataset)
+        self.dataset = dataset
+        self.key = key
+        self.lanes = lanes
+        self.transforms = tuple(transforms)
+        for number, t in enumerate(self.transforms):
+            if not isinstance(t, Op) and not callable(t):
+                raise ConfigError(
+                    f"transforms[{number}] is {t!r}, neither one of ours nor callable",
+                    do="use pipeline.transforms or a function f(sample, rng)",
+                )
+        self._arrays: tuple[np.ndarray, ...] | None = (
+            tuple(dataset.arrays()) if hasattr(dataset, "arrays") else None
+        )
+        self._stages = self._split()
+        self._structure: Structure | None = None
+        self._fields: tuple[Field, ...] | None = None
+        self._tail: Chain | None = None
+        last = self._stages[-1] if self._stages else None
+        if isinstance(last, Chain):
+            self._tail = last
+        self.bulk = self._arrays is not None and (
+            not self._stages
+            or (len(self._stages) == 1 and self._tail is not None and self._tail.bulk)
+        )
+        self._decodes = (
+            bool(self._stages)
+            and isinstance(self._stages[0], Chain)
+            and hasattr(dataset, "decode")
+            and hasattr(dataset, "label")
+        )
+        if self.bulk:
+            self._fields = self._bulk_fields()
+
+    # ------------------------------------------------------------ what comes out
+    @property
+    def native(self) -> bool:
+        """Whether no code of the user runs: then the consumer may help the workers."""
+        return all(isinstance(t, Op) for t in self.transforms) and type(
+            self.dataset
+        ).__module__.startswith("pipeline.")
+
+    @property
+    def fields(self) -> tuple[Field, ...] | None:
+        """The fields of a sample; None until `probe` has seen one."""
+        return self._fields
+
+    def probe(self, sample_id: int, position: int, phase: int) -> None:
+        """Make one sample to learn its fields; nothing if they are known.
+
+        Raises:
+            SampleFailure: it cannot be made.
+        """
+        if self._fields is None:
+            self._structure = Structure(self.sample(sample_id, position, phase))
+            self._fields = self._structure.fields
+
+    def build(self, arrays: list[Any]) -> Any:
+        """Return a batch: arrays in the containers of a sample."""
+        if self._structure is not None:
+            return self._structure.build(arrays)
+        return tuple(arrays) if len(arrays) > 1 else arrays[0]
+
+    def describe(self) -> list[Any]:
+        """Return the canonical JSON-able description of the transforms, for digests."""
+        return [stage.describe() for stage in self._stages]
+
+    def explain(self, sample_id: int, position: int, phase: int) -> list[dict[str, Any]]:
+        """Return every draw made for one sample, in order."""
+        draws: list[dict[str, Any]] = []
+        sample: Any = None
+        for number, stage in enumerate(self._stages):
+            if number == 0:
+                sample = self._read(sample_id)
+            if isinstance(stage, Chain):
+                image = _image_of(sample)[0]
+                shape = image.shape if isinstance(image, np.ndarray) else (*image.size[::-1], 3)
+                draws += stage.explain(shape, position, phase, self.key, self.lanes)
+                sample = _with_image(
+                    sample, stage.apply_one(image, position, phase, self.key, self.lanes, None)
+                )
+            else:
+                draws.append({"op": stage.describe(), "stream": stage.address(position, phase)})
+                sample = stage(sample, position, phase)
+        return draws
+
+    # ------------------------------------------------------------ making
+    def fill(
+        self,
+        buffers: Sequence[np.ndarray],
+        slot: int,
+        ids: np.ndarray,
+        positions: np.ndarray,
+        phase: int,
+    ) -> None:
+        """Make samples into slots [slot, slot + n) of a batch.
+
+        Args:
+            buffers: one array [slots, *shape] for each field.
+            slot: first slot.
+            ids: int64[n], sample ids.
+            positions: uint64[n], places in the phase's order; they decide every draw.
+            phase: uint32.
+
+        Raises:
+            SampleFailure: a sample cannot be made; its slot and those after it are undefined.
+        """
+        n = len(ids)
+        if self.bulk:
+            self._fill_bulk(buffers, slot, slot + n, ids, positions, phase)
+            return
+        if self._structure is None:
+            self.probe(int(ids[0]), int(positions[0]), phase)
+        for s, sample_id, position in zip(
+            range(slot, slot + n), ids.tolist(), positions.tolist(), strict=True
+        ):
+            self._fill_one(buffers, s, sample_id, position, phase)
+
+    def sample(self, sample_id: int, position: int, phase: int) -> Any:
+        """Return one finished sample, in the containers the dataset uses.
+
+        Raises:
+            SampleFailure: it cannot be made.
+        """
+        return self._make(sample_id, position, phase, None)
+
+    def _fill_bulk(
+        self,
+        buffers: Sequence[np.ndarray],
+        lo: int,
+        hi: int,
+        ids: np.ndarray,
+        positions: np.ndarray,
+        phase: int,
+    ) -> None:
+        assert self._arrays is not None
+        first = 0
+        if self._tail is not None:
+            self._tail.apply_bulk(
+                self._arrays[0], ids, positions, phase, self.key, self.lanes, buffers[0][lo:hi]
+            )
+            first = 1
+        for array, buffer in zip(self._arrays[first:], buffers[first:], strict=True):
+            # mode="clip" writes without a temporary; ids come from the plan, inside the range
+            np.take(array, ids, axis=0, out=buffer[lo:hi], mode="clip")
+
+    def _fill_one(
+        self, buffers: Sequence[np.ndarray], s: int, sample_id: int, position: int, phase: int
+    ) -> None:
+        assert self._structure is not None
+        # The tail may write straight into the slot when the image is the first field.
+        out = buffers[0][s] if self._tail is not None else None
+        made = self._make(sample_id, position, phase, out)
+        try:
+            leaves = self._structure.leaves(made)
+        except Exception as e:
+            raise SampleFailure(sample_id, position, "collate") from e
+        for buffer, leaf in zip(buffers, leaves, strict=True):
+            if not (out is not None and leaf is out):
+                buffer[s] = leaf
+
+    def _make(self, sample_id: int, position: int, phase: int, out: np.ndarray | None) -> Any:
+        stage_name = "read"
+        try:
+            sample = self._read(sample_id)
+            for number, stage in enumerate(self._stages):
+                stage_name = f"transform {_name_of(stage)}"
+                if isinstance(stage, Chain):
+                    image, _ = _image_of(sample)
+                    target = out if stage is self._tail else None
+                    if target is not None and number == len(self._stages) - 1:
+                        target = self._slot_for(sample, target)
+                    made = stage.apply_one(image, position, phase, self.key, self.lanes, target)
+                    sample = _with_image(sample, made)
+                else:
+                    sample = stage(sample, position, phase)
+            return sample
+        except Exception as e:
+            raise SampleFailure(sample_id, position, stage_name) from e
+
+    def _slot_for(self, sample: Any, out: np.ndarray) -> np.ndarray | None:
+        """The slot of field 0, if the image is field 0 of the structure."""
+        if self._structure is None:
+            return None
+        first = self._structure.fields[0].name
+        _, where = _image_of(sample)
+        return out if first in (where, "sample") else None
+
+    def _read(self, sample_id: int) -> Any:
+        dataset = self.dataset
+        if self._decodes:  # a Pillow image spares the copy into an array before a crop
+            return dataset.decode(sample_id), dataset.label(sample_id)
+        return dataset[sample_id]
+
+    # ------------------------------------------------------------ stages
+    def _split(self) -> "list[Any]":
+        """Group consecutive ops into chains; each function is a stage of its own."""
+        numbers = op_numbers([t if isinstance(t, Op) else _User(t) for t in self.transforms])
+        stages: list[Any] = []
+        ops: list[Op] = []
+        chosen: list[int] = []
+        for t, number in zip(self.transforms, numbers, strict=True):
+            if isinstance(t, Op):
+                ops.append(t)
+                chosen.append(number)
+                continue
+            if ops:
+                stages.append(self._chain(ops, chosen, first=not stages))
+                ops, chosen = [], []
+            stages.append(UserStage(t, number, self.key, self.lanes))
+        if ops:
+            stages.append(self._chain(ops, chosen, first=not stages))
+        return stages
+
+    def _chain(self, ops: list[Op], numbers: list[int], *, first: bool) -> Chain:
+        image: tuple[int, int, int] | None = None
+        if first and self._arrays is not None:
+            shape = self._arrays[0].shape[1:]
+            if self._arrays[0].dtype != np.uint8 or len(shape) not in (2, 3):
+                raise ConfigError(
+                    f"transforms work on images: uint8[H, W, C] or uint8[H, W]; the dataset's "
+                    f"first array has samples {self._arrays[0].dtype}{list(shape)}",
+                    do="give images first, or use a function f(sample, rng)",
+                )
+            height, width, channels = shape if len(shape) == 3 else (*shape, 1)
+            image = int(height), int(width), int(channels)
+        return Chain(ops, image)
+
+    def _bulk_fields(self) -> tuple[Field, ...]:
+        assert self._arrays is not None
+        fields = []
+        for place, array in enumerate(self._arrays):
+            shape, dtype = array.shape[1:], array.dtype
+            if place == 0 and self._tail is not None:
+                assert self._tail.out_shape is not None
+                shape, dtype = self._tail.out_shape, self._tail.out_dtype
+            if dtype.hasobject:
+                raise ConfigError(
+                    f"array {place} of the dataset holds Python objects ({dtype})",
+                    do="convert it to a numeric dtype",
+                )
+            native = dtype.newbyteorder("=")
+            fields.append(Field(str(place), tuple(int(n) for n in shape), native))
+        return tuple(fields)
+
+
+class UserStage:
+    """A function of the user on the whole sample, with a stream at the sample's address."""
+
+    def __init__(self, function: Callable[..., Any], op: int, key: int, lanes: int) -> None:
+        self.function = function
+        self.op = op
+        self.key = key
+        self.lanes = lanes
+        self._with_rng = takes_rng(function)
+
+    def __call__(self, sample: Any, position: int, phase: int) -> Any:
+        """Return what the function makes of a sample."""
+        if self._with_rng:
+            return self.function(sample, Stream(position, phase, self.key, self.lanes, self.op))
+        return self.function(sample)
+
+    def describe(self) -> str:
+        """Return its qualified name."""
+        f = self.function
+        inner = getattr(f, "func", f)
+        name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
+        module = getattr(inner, "__module__", None) or type(inner).__module__
+        return f"{module}.{name}"
+
+    def address(self, position: int, phase: int) -> dict[str, int]:
+        """Return the address of its stream."""
+        n, lane = divmod(position, self.lanes)
+        return {"purpose": 7, "op": self.op, "lane": lane, "n": n, "phase": phase}
+
+
+def _name_of(stage: Any) -> str:
+    if isinstance(stage, Chain):
+        return " > ".join(str(one["op"]) for one in stage.describe())
+    return str(stage.describe())
+
+
+def _image_of(sample: Any) -> tuple[Any, str]:
+    """Return the image of a sample and the name of its place."""
+    if isinstance(sample, tuple | list):
+        if sample:
+            name = sample._fields[0] if hasattr(sample, "_fields") else "0"
+            return sample[0], name
+    elif isinstance(sample, Mapping):
+        for key in _IMAGE_KEYS:
+            if key in sample:
+                return sample[key], key
+        raise SampleError(
+            f"a sample is a dict with keys {sorted(map(str, sample))}, none of them an image",
+            do=f"name the image one of {', '.join(_IMAGE_KEYS)}, or use a function f(sample, rng)",
+        )
+    return sample, "sample"
+
+
+def _with_image(sample: Any, image: Any) -> Any:
+    """Return the sample with another image."""
+    if isinstance(sample, tuple):
+        if hasattr(sample, "_fields"):
+            return type(sample)(image, *sample[1:])
+        return (image, *sample[1:])
+    if isinstance(sample, list):
+        return [image, *sample[1:]]
+    if isinstance(sample, Mapping):
+        kind: Any = type(sample)
+        return kind({**sample, _image_of(sample)[1]: image})
+    return image

@@ -1,0 +1,407 @@
+"""TransferStation: workers fill batch buffers in shared memory, the consumer takes full ones.
+
+    open ──▶ claim ─ fill ─ commit (reproducible: a chunk's place is its position)
+             claim ─ make ─ place ─ land (fast: the next free place when it is finished)
+    take ◀── all cells of a batch DONE ── lend ── buffer returns when its last view is gone
+
+One consumer (the process of the loader) opens tickets, takes batches, cancels and recovers; any
+number of workers (processes or threads, and the consumer itself) claim and commit. What they
+share is an arena and nothing else.
+
+    opened tickets ≥ those with a buffer ≥ taken ones;   tickets with a buffer − taken ≤ depth
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.errors import InternalError
+from pipeline.transfer import cells as kernels
+from pipeline.transfer import layout as at
+from pipeline.transfer.arena import Arena
+from pipeline.transfer.layout import Layout, Views, format_control, views
+from pipeline.transfer.ring import Ring
+
+SPINS = 200  # about 10 us before sleeping
+
+
+@dataclass(frozen=True)
+class WorkOrder:
+    """One chunk to make: samples `ids` at `positions` of a phase.
+
+    In reproducible mode they belong into slots [slot, slot + len(ids)) of buffer `buffer`; in
+    fast mode `buffer` is -1 and their place is found when they are finished.
+    """
+
+    cell: int
+    ticket: int
+    slot: int
+    buffer: int
+    phase: int
+    short: bool
+    ids: np.ndarray  # int64[n]
+    positions: np.ndarray  # uint64[n]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A full batch: its arrays, and what they hold."""
+
+    ticket: int
+    arrays: list[np.ndarray]
+    ids: np.ndarray  # int64[n], a copy
+    positions: np.ndarray  # uint64[n], a copy
+
+
+class Attached:
+    """The worker's side: claims work and publishes it. Made once by each worker."""
+
+    def __init__(self, views_: Views, worker: int, *, fast: bool) -> None:
+        self.views = views_
+        self.worker = worker
+        self.fast = fast
+        self.control = views_.control
+        layout = views_.layout
+        self._cells = layout.cells
+        self._tickets = layout.tickets
+        self._rows = layout.ticket_rows
+        self._line = layout.worker_lines + worker * at.LINE
+
+    def claim(self, patience_s: float) -> WorkOrder | int:
+        """Return a chunk to make, or kernels.NOTHING after `patience_s`, or kernels.STOPPED."""
+        spins = SPINS if patience_s else 0
+        q = kernels.claim(self.control, self.worker, int(patience_s * 1e9), spins)
+        if q < 0:
+            if q == kernels.BROKEN:
+                raise InternalError("the cursor ran into a cell that was never opened")
+            return int(q)
+        ticket, k = divmod(q, self._cells)
+        row = ticket % self._tickets
+        _, buffer, slots, phase, chunk, used, flags, _ = self.control[
+            self._rows + row * at.LINE : self._rows + row * at.LINE + at.TICKET_WORDS
+        ].tolist()
+        lo = k * chunk
+        hi = min(slots, lo + chunk)
+        short = bool(flags & kernels.SHORT_LAST) and k == used - 1
+        return WorkOrder(
+            q,
+            ticket,
+            lo,
+            -1 if self.fast else buffer,
+            phase,
+            short,
+            self.views.ids[row, lo:hi],
+            self.views.positions[row, lo:hi],
+        )
+
+    def commit(self, order: WorkOrder) -> None:
+        """Publish a chunk that was written into its own slots."""
+        if not kernels.commit(self.control, self.worker, order.cell):
+            raise InternalError(f"worker {self.worker} committed cell {order.cell} it did not own")
+
+    def land(self, order: WorkOrder, made: Sequence[np.ndarray], patience_s: float) -> bool:
+        """Publish a finished chunk in the next free place; False if no place was free in time.
+
+        Args:
+            order: the chunk.
+            made: one array [n, *shape] for each field.
+            patience_s: how long to wait for a place.
+        """
+        p = kernels.place(self.control, self.worker, order.cell, order.short, int(patience_s * 1e9))
+        if p == kernels.NOTHING:
+            return False
+        if p == kernels.STOPPED:
+            kernels.commit(self.control, self.worker, order.cell)  # of an abandoned pass
+            return True
+        if p == kernels.BROKEN:
+            raise InternalError("the output cursor ran into a cell that was never opened")
+        ticket, k = divmod(p, self._cells)
+        row = self._rows + ticket % self._tickets * at.LINE
+        buffer, chunk = int(self.control[row + at.T_BUFFER]), int(self.control[row + at.T_CHUNK])
+        lo = k * chunk
+        hi = lo + len(order.ids)
+        for target, source in zip(self.views.buffers[buffer], made, strict=True):
+            target[lo:hi] = source
+        self.views.out_ids[buffer, lo:hi] = order.ids
+        self.views.out_positions[buffer, lo:hi] = order.positions
+        if not kernels.land(self.control, self.worker, order.cell, p):
+            raise InternalError(f"worker {self.worker} filled cell {p} it did not own")
+        return True
+
+    def fail(self, order: WorkOrder) -> None:
+        """Say that a sample of this chunk cannot be made."""
+        kernels.fail(self.control, self.worker, order.cell)
+
+    def note(self, **words: int) -> None:
+        """Set words of this worker's own line, by name: pid, stage, samples, …"""
+        for name, value in words.items():
+            self.control[self._line + _LINE_WORDS[name]] = value
+
+
+_LINE_WORDS = {
+    "pid": at.L_PID,
+    "stage": at.L_STAGE,
+    "heartbeat_ns": at.L_HEARTBEAT_NS,
+    "samples": at.L_SAMPLES,
+    "work_ns": at.L_WORK_NS,
+    "wait_ns": at.L_WAIT_NS,
+    "position": at.L_POSITION,
+}
+
+
+class TransferStation:
+    """The consumer's side of an arena.
+
+    Args:
+        layout: sizes.
+        fast: atomic slots, delivery as batches fill; else positional slots, delivery in order.
+        shared: a memfd that other processes can attach to; else memory of this process.
+        hint: which settings make the arena smaller, for the message when memory lacks.
+
+    Raises:
+        ConfigError: not enough memory.
+    """
+
+    def __init__(self, layout: Layout, *, fast: bool, shared: bool, hint: str = "") -> None:
+        self.layout = layout
+        self.fast = fast
+        self.arena = Arena.create(layout.nbytes, "batches", hint, shared=shared)
+        self.views = views(layout, self.arena.memory)
+        format_control(layout, self.views.control)
+        self.control = self.views.control
+        whole = np.frombuffer(self.arena.memory, np.uint8, layout.nbytes)
+        memory = whole[layout.buffers_at :].reshape(layout.buffers, layout.buffer_nbytes)
+        self.ring = Ring(layout.fields, layout.slots, memory, layout.held)
+        self.run = 0
+        self._opened = 0  # tickets opened
+        self._placed = 0  # tickets that have a buffer (the same in reproducible mode)
+        self._next = 0  # reproducible mode: next ticket to take
+        self._taken = np.zeros(layout.tickets, np.uint64)  # fast mode: ticket + 1 by row
+        self._buffer_of: dict[int, int] = {}
+        self._slots_of: dict[int, int] = {}
+        self._zombies: deque[int] = deque()  # cancelled tickets somebody still works on
+        self._failures = 0
+
+    # ------------------------------------------------------------ opening
+    @property
+    def in_flight(self) -> int:
+        """Batches opened in this pass and not taken yet."""
+        return len(self._slots_of)
+
+    def can_open(self) -> bool:
+        """Return whether `open` would succeed now."""
+        self._bury()
+        if self.fast:
+            self._place_buffers()
+            if self._opened - self._placed > self.layout.workers + 1:
+                return False
+        row_free = self._row_free(self._opened)
+        return row_free and (self.fast or self._has_buffer())
+
+    def open(
+        self, ids: np.ndarray, positions: np.ndarray, phase: int, chunk: int | None = None
+    ) -> int:
+        """Hand out the work of one batch; return its ticket. Call only after `can_open`.
+
+        Args:
+            ids: int64[n], 1 <= n <= slots.
+            positions: uint64[n].
+            phase: uint32.
+            chunk: slots of a cell, at least the layout's; in fast mode the same for a whole pass
+                and a divisor of `slots`.
+        """
+        ticket = self._opened
+        n = len(ids)
+        row = ticket % self.layout.tickets
+        chunk = chunk or self.layout.chunk
+        used = -(-n // chunk)
+        short = self.fast and n % chunk != 0
+        buffer = 0
+        if not self.fast:
+            found = self.ring.acquire()
+            if found is None:
+                raise InternalError("open() without a free buffer")
+            buffer = found
+            self._buffer_of[ticket] = buffer
+            self._placed = ticket + 1
+        start = self.layout.ticket_rows + row * at.LINE
+        flags = kernels.SHORT_LAST if short else 0
+        self.control[start : start + at.TICKET_WORDS] = (
+            ticket,
+            buffer,
+            n,
+            phase,
+            chunk,
+            used,
+            flags,
+            self.run,
+        )
+        self.views.ids[row, :n] = ids
+        self.views.positions[row, :n] = positions
+        self._opened = ticket + 1
+        self._slots_of[ticket] = n
+        kernels.open_cells(self.control, ticket, used, short, used, True, False)
+        if self.fast:
+            self._place_buffers()
+        return ticket
+
+    def _has_buffer(self) -> bool:
+        index = self.ring.acquire()
+        if index is None:
+            return False
+        self.ring.release(index)
+        return True
+
+    def _row_free(self, ticket: int) -> bool:
+        """Return whether the row of `ticket` is not needed by an earlier one any more."""
+        earlier = ticket - self.layout.tickets
+        if earlier < 0:
+            return True
+        if earlier in self._slots_of or earlier in self._buffer_of:
+            return False
+        return bool(kernels.ticket_state(self.control, earlier, False) != kernels.PENDING)
+
+    def _place_buffers(self) -> None:
+        """Fast mode: give buffers to opened tickets, in order."""
+        while self._placed < self._opened:
+            buffer = self.ring.acquire()
+            if buffer is None:
+                return
+            ticket = self._placed
+            start = self.layout.ticket_rows + ticket % self.layout.tickets * at.LINE
+            self.control[start + at.T_BUFFER] = buffer
+            self._buffer_of[ticket] = buffer
+            self._placed = ticket + 1
+            used = int(self.control[start + at.T_CELLS])
+            short = bool(int(self.control[start + at.T_FLAGS]) & kernels.SHORT_LAST)
+            kernels.open_cells(self.control, ticket, used, short, used, False, True)
+
+    # ------------------------------------------------------------ taking
+    def wait(self, patience_s: float) -> int:
+        """Return kernels.READY if `take` has a batch, BAD if a sample failed, or PENDING."""
+        patience = int(patience_s * 1e9)
+        spins = SPINS if patience else 0
+        if not self.fast:
+            return int(
+                kernels.wait(self.control, self._next, self._new_failures(), patience, spins)
+            )
+        if self._new_failures() and self.failed():
+            return kernels.BAD
+        self._place_buffers()
+        ticket = kernels.wait_any(
+            self.control, self._next, self._placed, self._taken, self._failures, patience, spins
+        )
+        return kernels.READY if ticket >= 0 else kernels.PENDING
+
+    def _new_failures(self) -> int:
+        self._failures = int(self.control[at.W_FAILED])
+        return self._failures
+
+    def failed(self) -> list[tuple[int, int]]:
+        """Return (ticket, cell) of every chunk of this pass that FAILED."""
+        found = []
+        for ticket in sorted(self._slots_of):
+            row = ticket % self.layout.tickets
+            start = self.layout.in_states + row * self.layout.cells
+            words = self.control[start : start + self.layout.cells] & np.uint64(0xFFFF)
+            found += [
+                (ticket, ticket * self.layout.cells + int(k))
+                for k in np.flatnonzero(words == at.FAILED)
+            ]
+        return found
+
+    def take(self) -> Taken:
+        """Return the next full batch, and lend its buffer. Call only when `wait` said READY."""
+        if self.fast:
+            ticket = int(
+                kernels.first_complete(self.control, self._next, self._placed, self._taken)
+            )
+            if ticket < 0:
+                raise InternalError("take() without a full batch")
+            kernels.settle(self.control, ticket)
+            self._taken[ticket % self.layout.tickets] = ticket + 1
+        else:
+            ticket = self._next
+            self._next += 1
+        n = self._slots_of.pop(ticket)
+        buffer = self._buffer_of.pop(ticket)
+        if self.fast:
+            ids = self.views.out_ids[buffer, :n].copy()
+            positions = self.views.out_positions[buffer, :n].copy()
+            while self._next < self._placed and self._next not in self._slots_of:
+                self._next += 1
+        else:
+            row = ticket % self.layout.tickets
+            ids = self.views.ids[row, :n].copy()
+            positions = self.views.positions[row, :n].copy()
+        return Taken(ticket, self.ring.lend(buffer, n), ids, positions)
+
+    # ------------------------------------------------------------ ending a pass
+    def cancel(self) -> None:
+        """Abandon every batch in flight. Their buffers return when nobody writes there."""
+        for ticket in range(self._placed, self._opened if self.fast else 0):
+            # Never got a buffer: its cells are over before anybody could take one.
+            kernels.open_cells(self.control, ticket, 0, False, 0, False, True)
+            self._placed = ticket + 1
+        for ticket in sorted(self._slots_of):
+            kernels.cancel(self.control, ticket, self.fast)
+            self._zombies.append(ticket)
+        self._slots_of.clear()
+        self._next = self._opened
+        self.run += 1
+        kernels.ring_workers(self.control)
+
+    def _bury(self) -> None:
+        """Take back buffers of cancelled tickets that nobody writes into any more."""
+        for _ in range(len(self._zombies)):
+            ticket = self._zombies.popleft()
+            over = kernels.ticket_state(self.control, ticket, False) != kernels.PENDING and (
+                not self.fast or kernels.ticket_state(self.control, ticket, True) != kernels.PENDING
+            )
+            if not over:
+                self._zombies.append(ticket)
+            elif ticket in self._buffer_of:
+                self.ring.release(self._buffer_of.pop(ticket))
+
+    # ------------------------------------------------------------ faults
+    def recover(self, worker: int) -> list[int]:
+        """Give back what a dead worker held, for others to make; return its cells.
+
+        Call only when the worker's process is known to be gone.
+        """
+        freed = np.zeros(self.layout.tickets * self.layout.cells, np.int64)
+        count = kernels.recover(self.control, worker, freed, self.fast)
+        return [int(q) for q in freed[:count]]
+
+    def holds(self, worker: int) -> int:
+        """Return the cell a worker works on, or -1."""
+        line = self.layout.worker_lines + worker * at.LINE
+        return int(self.control[line + at.L_CELL]) - 1
+
+    def samples_of(self, cell: int) -> tuple[list[int], list[int]]:
+        """Return (positions, sample ids) of a cell."""
+        ticket, k = divmod(cell, self.layout.cells)
+        row = ticket % self.layout.tickets
+        start = self.layout.ticket_rows + row * at.LINE
+        n = int(self.control[start + at.T_SLOTS])
+        chunk = int(self.control[start + at.T_CHUNK])
+        lo = k * chunk
+        hi = min(n, lo + chunk)
+        return self.views.positions[row, lo:hi].tolist(), self.views.ids[row, lo:hi].tolist()
+
+    def totals(self) -> tuple[int, int]:
+        """Return (samples, nanoseconds of work) of all workers since they started."""
+        lines = self.control[self.layout.worker_lines : self.layout.ticket_rows]
+        by_worker = lines.reshape(self.layout.workers, at.LINE)
+        return int(by_worker[:, at.L_SAMPLES].sum()), int(by_worker[:, at.L_WORK_NS].sum())
+
+    def stop(self) -> None:
+        """Tell all workers to leave."""
+        kernels.stop(self.control)
+
+    def close(self) -> None:
+        """Give the memory back; batches still held by the user stay valid."""
+        kernels.stop(self.control)
+        self.arena.close()

@@ -1,0 +1,86 @@
+"""Where a worker process begins: attach to the arena, unpack the work, run the loop."""
+
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from pipeline.transfer import cells
+from pipeline.transfer.arena import Arena
+from pipeline.transfer.atomics import parent_pid
+from pipeline.transfer.layout import Field, Layout, views
+from pipeline.transfer.station import Attached, TransferStation
+from pipeline.workers import channel, payload
+from pipeline.workers.process import PreprocessWorker, describe_error
+from pipeline.workers.protocol import EXIT_CRASH, EXIT_LEFT, EXIT_ORPHAN, Report, Stage
+
+
+def work(request: dict[str, Any], fds: list[int]) -> int:
+    """Run one worker until it is told to stop; return its exit status.
+
+    Args:
+        request: {"worker", "endpoint", "secret", "fast", "sys_path", "cwd"}.
+        fds: [arena, payload].
+    """
+    worker = int(request["worker"])
+    outbox = channel.Outbox(request["endpoint"], request["secret"])
+    try:
+        sys.path[:] = request["sys_path"]
+        arena = Arena.attach(fds[0])
+        carried = Arena.attach(fds[1], private=True)
+        layout: Layout = _layout(request["layout"])
+        attached = Attached(views(layout, arena.memory), worker, fast=bool(request["fast"]))
+        attached.note(pid=os.getpid(), stage=Stage.STARTING, heartbeat_ns=time.monotonic_ns())
+        recipe = payload.unpack(carried)
+        preprocess = PreprocessWorker(attached, recipe, outbox.send)
+        outbox.send(Report("hello", worker, os.getpid(), {"python": sys.version.split()[0]}))
+        parent = parent_pid()
+        preprocess.run(lambda: bool(parent_pid() == parent))
+        return EXIT_LEFT if parent_pid() == parent else EXIT_ORPHAN
+    except BaseException as e:
+        outbox.send(Report("crash", worker, os.getpid(), describe_error(e)))
+        return EXIT_CRASH
+    finally:
+        outbox.close()
+
+
+def describe_layout(layout: Layout) -> dict[str, Any]:
+    """Return a layout as JSON-able facts, for `work`."""
+    return {
+        "fields": [[f.name, list(f.shape), f.dtype.str] for f in layout.fields],
+        "slots": layout.slots,
+        "chunk": layout.chunk,
+        "depth": layout.depth,
+        "held": layout.held,
+        "tickets": layout.tickets,
+        "workers": layout.workers,
+    }
+
+
+def _layout(facts: dict[str, Any]) -> Layout:
+    fields = tuple(Field(n, tuple(shape), np.dtype(d)) for n, shape, d in facts["fields"])
+    return Layout(**{**facts, "fields": fields})
+
+
+def warm() -> None:
+    """Load the kernels every worker needs, on a tiny station of this process."""
+    layout = Layout((Field("x", (), np.dtype("u1")),), 2, 1, 1, 1, 2, 2)
+    for fast in (False, True):
+        station = TransferStation(layout, fast=fast, shared=False)
+        attached = Attached(station.views, 0, fast=fast)
+        while station.can_open():
+            station.open(np.zeros(2, np.int64), np.zeros(2, np.uint64), 0)
+        order = attached.claim(1e-6)
+        assert not isinstance(order, int)
+        if fast:
+            attached.land(order, [np.zeros(len(order.ids), np.uint8)], 1e-6)
+        else:
+            attached.commit(order)
+        other = attached.claim(0.0)
+        if not isinstance(other, int):
+            attached.fail(other)
+        station.cancel()
+        station.close()
+    assert cells.NOTHING < 0

@@ -1,0 +1,160 @@
+"""The launcher: a small process that is forked into workers, and buries them.
+
+    loader's process ──socket──▶ launcher ──fork──▶ worker 0, worker 1, …
+
+Forking the user's process is unsafe as soon as it has a thread (numpy alone starts some), and a
+fresh interpreter costs the import of numba for every worker. The launcher is a fresh interpreter
+that imports once, warms the kernels, never starts a thread, and forks in milliseconds. It knows
+nothing of the user's `__main__`: no `if __name__ == "__main__"` guard is needed.
+
+It dies with the loader's process (end of file on the socket), and its workers die with it
+(PR_SET_PDEATHSIG), also after SIGKILL of either. Method "spawn" gives each worker a fresh
+interpreter of its own, started by the same launcher.
+"""
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_POLL_MS = 500
+MAX_MESSAGE_NBYTES = 1 << 16
+
+
+def main(argv: list[str]) -> None:
+    """Serve requests on the socket whose descriptor is argv[0]; argv[1] is "fork" or "spawn"."""
+    sock = socket.socket(fileno=int(argv[0]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the parent's business
+    parent = os.getppid()
+    if argv[1] == "fork":
+        _warm()
+    wake_r, wake_w = os.pipe()
+    for fd in (wake_r, wake_w):
+        os.set_blocking(fd, False)
+        os.set_inheritable(fd, False)
+    signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    gc.collect()
+    gc.freeze()  # keeps the pages that workers share unwritten
+    workers: set[int] = set()
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    poll.register(wake_r, select.POLLIN)
+    _send(sock, {"event": "up", "pid": os.getpid()})
+    while os.getppid() == parent:
+        for fd, _ in poll.poll(_POLL_MS):
+            if fd == wake_r:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake_r, 4096)
+                continue
+            try:
+                data, fds, _flags, _address = socket.recv_fds(sock, MAX_MESSAGE_NBYTES, 8)
+            except ConnectionResetError:  # the parent left messages unread
+                data, fds = b"", []
+            if not data:
+                _end(workers)
+                return
+            request = json.loads(data)
+            pid = _start(request, fds, argv[1], [sock.fileno(), wake_r, wake_w])
+            workers.add(pid)
+            pidfd = os.pidfd_open(pid)
+            started = {"event": "started", "worker": request["worker"], "pid": pid}
+            _send(sock, started | {"token": request["token"]}, [pidfd])
+            for fd_ in (*fds, pidfd):
+                os.close(fd_)
+        for pid, status in _reap(workers):
+            _send(sock, {"event": "exited", "pid": pid, "status": status})
+    _end(workers)
+
+
+def _start(request: dict[str, Any], fds: list[int], method: str, own: list[int]) -> int:
+    """Fork a worker and return its pid; the child never returns."""
+    launcher = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 70
+    try:
+        _die_with_parent(launcher)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for fd in own:
+            os.close(fd)
+        if method == "spawn":
+            for fd in fds:
+                os.set_inheritable(fd, True)
+            code = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); " \
+                   "from pipeline.workers.launcher import spawned; spawned(sys.argv[2], sys.argv[3])"  # fmt: skip
+            arguments = [json.dumps(sys.path), json.dumps(request), json.dumps(fds)]
+            os.execv(sys.executable, [sys.executable, "-P", "-c", code, *arguments])
+        status = _work(request, fds)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def spawned(request: str, fds: str) -> None:
+    """Run a worker in a fresh interpreter."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(_work(json.loads(request), json.loads(fds)))
+
+
+def _work(request: dict[str, Any], fds: list[int]) -> int:
+    from pipeline.workers.entry import work
+
+    return work(request, fds)
+
+
+def _die_with_parent(parent: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(71)
+
+
+def _reap(workers: set[int]) -> list[tuple[int, int]]:
+    gone = []
+    while workers:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            break
+        if pid == 0:
+            break
+        workers.discard(pid)
+        gone.append((pid, os.waitstatus_to_exitcode(status)))
+    return gone
+
+
+def _end(workers: set[int]) -> None:
+    """Leave no worker behind: they were told to stop already, or their loader is dead."""
+    for pid in workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for pid in workers:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+def _send(sock: socket.socket, message: dict[str, Any], fds: list[int] | None = None) -> None:
+    # A dead parent is noticed by the loop.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        socket.send_fds(sock, [json.dumps(message).encode()], fds or [])
+
+
+def _warm() -> None:
+    """Import what workers need and load their kernels, once instead of once a worker."""
+    from pipeline.workers import entry
+
+    entry.warm()

@@ -1,0 +1,148 @@
+"""What a worker is given, pickled once for all of them into one shared memory.
+
+Objects go by cloudpickle, so that lambdas, local functions and classes of a notebook, of a script
+without a `__main__` guard or of a script on standard input arrive by value. Big arrays are not in
+the pickle: they lie beside it and are mapped copy-on-write, so all workers share one copy until
+one of them writes. Memory-mapped arrays travel as (file, offset), never as their content.
+"""
+
+import io
+import mmap
+import os
+import pickle
+import struct
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from pipeline.errors import ConfigError
+from pipeline.transfer.arena import Arena
+
+_HEADER = struct.Struct("<8sQQ")  # magic, pickle_nbytes, count of (offset, nbytes)
+_MAGIC = b"SAMEBPAY"
+_ENTRY = struct.Struct("<QQ")
+_ALIGN = 64
+_SMALL_NBYTES = 1 << 15  # smaller buffers stay inside the pickle
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is np.memmap:
+            reduced = _reduce_memmap(obj)
+            if reduced is not None:
+                return reduced
+        return super().reducer_override(obj)
+
+
+def _reduce_memmap(array: "np.memmap[Any, Any]") -> Any:
+    """Return a recipe that maps the same bytes of the same file, or None if there is none."""
+    if array.filename is None or array.mode not in ("r", "c", "r+") or array.size == 0:
+        return None
+    root: Any = array
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    if not isinstance(root.base, mmap.mmap) or not isinstance(root, np.memmap):
+        return None
+    first = root.offset - root.offset % mmap.ALLOCATIONGRANULARITY
+    in_page = root.offset - first
+    offset = first + in_page + array.ctypes.data - root.ctypes.data
+    mode = "c" if array.mode == "r+" else array.mode
+    path = os.path.abspath(os.fspath(array.filename))
+    return _open_memmap, (path, array.dtype.str, mode, offset, array.shape, array.strides)
+
+
+def _open_memmap(
+    path: str, dtype: str, mode: Any, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> np.ndarray:
+    if any(s < 0 for s in strides):
+        raise ValueError(f"cannot send a memory map with negative strides ({path})")
+    item = np.dtype(dtype)
+    span = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + item.itemsize
+    flat = np.memmap(path, np.uint8, mode, offset, (span,))
+    return np.ndarray(shape, item, flat, 0, strides)
+
+
+def pack(obj: Any) -> Arena:
+    """Return shared memory that holds `obj`.
+
+    Raises:
+        ConfigError: it cannot be pickled; the message names the object, or memory lacks.
+    """
+    buffers: list[memoryview] = []
+
+    def outside(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < _SMALL_NBYTES:
+            return True
+        buffers.append(raw)
+        return False
+
+    sink = io.BytesIO()
+    try:
+        _Pickler(sink, protocol=5, buffer_callback=outside).dump(obj)
+    except Exception as e:
+        raise ConfigError(
+            f"{_culprit(obj)} cannot be sent to worker processes: {type(e).__name__}: {e}",
+            do="open files, locks and handles when they are first used (in __getitem__), not in "
+            "the constructor; or use num_workers=0 or worker_method='thread'",
+        ) from e
+    body = sink.getvalue()
+    entries = []
+    at = _round_up(_HEADER.size + _ENTRY.size * len(buffers) + len(body))
+    for raw in buffers:
+        entries.append((at, raw.nbytes))
+        at = _round_up(at + raw.nbytes)
+    arena = Arena.create(max(at, 1), "dataset", "a dataset of memory-mapped files is not copied")
+    head = _HEADER.pack(_MAGIC, len(body), len(buffers))
+    head += b"".join(_ENTRY.pack(*entry) for entry in entries)
+    _write(arena.fd, 0, memoryview(head + body))
+    for (offset, _), raw in zip(entries, buffers, strict=True):
+        _write(arena.fd, offset, raw)
+    return arena
+
+
+def unpack(arena: Arena) -> Any:
+    """Return the object; its big arrays are views of the arena, which must outlive it."""
+    magic, body_nbytes, count = _HEADER.unpack_from(arena.memory, 0)
+    if magic != _MAGIC:
+        raise ConfigError("this memory holds no payload for a worker")
+    entries = [
+        _ENTRY.unpack_from(arena.memory, _HEADER.size + i * _ENTRY.size) for i in range(count)
+    ]
+    start = _HEADER.size + count * _ENTRY.size
+    body = arena.memory[start : start + body_nbytes]
+    return pickle.loads(body, buffers=[arena.memory[o : o + n] for o, n in entries])
+
+
+def _write(fd: int, offset: int, data: memoryview) -> None:
+    data = data.cast("B")
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done : done + (1 << 30)], offset + done)
+
+
+def _culprit(obj: Any) -> str:
+    """Return which part of a payload does not pickle, as precisely as can be told."""
+    found, path = obj, "the work"
+    for _ in range(6):
+        parts: dict[str, Any] = {}
+        if isinstance(found, dict):
+            parts = {str(k): v for k, v in found.items()}
+        elif isinstance(found, list | tuple):
+            parts = {str(i): v for i, v in enumerate(found)}
+        elif hasattr(found, "__dict__"):
+            parts = dict(vars(found))
+        for name, part in parts.items():
+            try:
+                cloudpickle.dumps(part)
+            except Exception:
+                path, found = (name if path == "the work" else f"{path}.{name}"), part
+                break
+        else:
+            break
+    return f"{path} ({type(found).__qualname__})"
+
+
+def _round_up(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN

@@ -1,0 +1,146 @@
+"""PreprocessWorker: the loop of one worker, the same for processes, threads and the consumer.
+
+    claim ─▶ make ─▶ commit            reproducible: written where it belongs
+    claim ─▶ make ─▶ place ─▶ land     fast: written where there is room
+
+A worker holds at most one chunk. It never decides anything: which samples, where and with which
+random numbers stand in the work order and in the recipe.
+"""
+
+import os
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pipeline.recipe import Recipe, SampleFailure
+from pipeline.transfer import cells
+from pipeline.transfer.station import Attached, WorkOrder
+from pipeline.workers.protocol import PATIENCE_S, Report, Stage
+
+_TEXT_NBYTES = 1 << 20
+
+
+class PreprocessWorker:
+    """Makes chunks of samples until told to stop.
+
+    Args:
+        attached: its place at the station.
+        recipe: how to make a sample.
+        report: called with each report; must not block.
+    """
+
+    def __init__(
+        self, attached: Attached, recipe: Recipe, report: Callable[[Report], None]
+    ) -> None:
+        self.attached = attached
+        self.recipe = recipe
+        self._report = report
+        self._scratch: list[np.ndarray] = []
+        self._samples = 0
+        self._work_ns = 0
+        self._wait_ns = 0
+
+    def run(self, alive: Callable[[], bool]) -> None:
+        """Work until the station stops, or until `alive()` is false."""
+        attached = self.attached
+        attached.note(stage=Stage.IDLE, heartbeat_ns=time.monotonic_ns())
+        while True:
+            began = time.monotonic_ns()
+            order = attached.claim(PATIENCE_S)
+            self._wait_ns += time.monotonic_ns() - began
+            if isinstance(order, WorkOrder):
+                if not self.make(order, alive):
+                    break
+            elif order == cells.STOPPED or not alive():
+                break
+            else:
+                attached.note(heartbeat_ns=time.monotonic_ns(), wait_ns=self._wait_ns)
+        attached.note(stage=Stage.LEFT, pid=0)
+
+    def help(self) -> bool:
+        """Make one chunk if there is one to make now; return whether there was."""
+        order = self.attached.claim(0.0)
+        if not isinstance(order, WorkOrder):
+            return False
+        self.make(order, lambda: True)
+        return True
+
+    def make(self, order: WorkOrder, alive: Callable[[], bool]) -> bool:
+        """Make and publish one chunk; return False to stop."""
+        attached = self.attached
+        began = time.monotonic_ns()
+        attached.note(stage=Stage.WORKING, heartbeat_ns=began, position=int(order.positions[0]))
+        fast = order.buffer < 0
+        n = len(order.ids)
+        target = self._room(n) if fast else attached.views.buffers[order.buffer]
+        try:
+            self.recipe.fill(
+                target, 0 if fast else order.slot, order.ids, order.positions, order.phase
+            )
+        except BaseException as e:  # sys.exit or KeyboardInterrupt of user code ends here too
+            self._report(error_report(attached.worker, order, e))
+            attached.fail(order)
+            attached.note(stage=Stage.IDLE)
+            return True
+        self._samples += n
+        self._work_ns += time.monotonic_ns() - began
+        if fast:
+            attached.note(stage=Stage.PLACING)
+            made = [array[:n] for array in target]
+            while not attached.land(order, made, PATIENCE_S):
+                if not alive():
+                    return False
+        else:
+            attached.commit(order)
+        attached.note(
+            stage=Stage.IDLE, samples=self._samples, work_ns=self._work_ns, wait_ns=self._wait_ns
+        )
+        return True
+
+    def _room(self, n: int) -> list[np.ndarray]:
+        if not self._scratch or len(self._scratch[0]) < n:
+            fields = self.attached.views.layout.fields
+            self._scratch = [np.empty((n, *one.shape), one.dtype) for one in fields]
+        return self._scratch
+
+
+def error_report(worker: int, order: WorkOrder, e: BaseException) -> Report:
+    """Return the report of a sample that failed."""
+    sample_id, position, stage = int(order.ids[0]), int(order.positions[0]), "work"
+    cause: BaseException = e
+    if isinstance(e, SampleFailure):
+        sample_id, position, stage = e.sample_id, e.position, e.stage
+        cause = e.__cause__ or e
+    return Report("error", worker, os.getpid(), describe_error(cause) | {
+        "cell": order.cell,
+        "sample_id": sample_id,
+        "position": position,
+        "phase": order.phase,
+        "stage": stage,
+    })  # fmt: skip
+
+
+def describe_error(e: BaseException) -> dict[str, Any]:
+    """Return the type, message and traceback of an exception as JSON-able text."""
+    kind = type(e)
+    try:
+        message = str(e)
+    except Exception as broken:
+        message = f"<its __str__ raised {type(broken).__name__}>"
+    text = "".join(traceback.format_exception(e))
+    return {
+        "type": f"{kind.__module__}.{kind.__qualname__}",
+        "message": _cut(message),
+        "traceback": _cut(text),
+    }
+
+
+def _cut(text: str) -> str:
+    text = text.encode("utf-8", "backslashreplace").decode()
+    if len(text) <= _TEXT_NBYTES:
+        return text
+    half = _TEXT_NBYTES // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half:,} characters left out …\n{text[-half:]}"
