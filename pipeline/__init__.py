@@ -21,6 +21,7 @@ if not hasattr(_rng, "STREAM_VERSION"):
         "folder named rng comes earlier on sys.path; rename it"
     )
 
+from pipeline.config import Config, load_config
 from pipeline.errors import (
     ConfigError,
     DatasetError,
@@ -30,13 +31,14 @@ from pipeline.errors import (
     StateError,
     WorkerError,
 )
-from pipeline.loader import BatchInfo, DataLoader
+from pipeline.loader import BatchInfo, DataLoader, from_config
 from rng import STREAM_VERSION
 
 __version__ = "0.1.0"
 __all__ = [
     "STREAM_VERSION",
     "BatchInfo",
+    "Config",
     "ConfigError",
     "DataLoader",
     "DatasetError",
@@ -45,4 +47,6 @@ __all__ = [
     "SampleError",
     "StateError",
     "WorkerError",
+    "from_config",
+    "load_config",
 ]

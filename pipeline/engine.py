@@ -108,6 +108,10 @@ class Engine(Protocol):
     def pids(self) -> list[int]:
         """Return the worker processes."""
 
+    @property
+    def restarts(self) -> int:
+        """Workers replaced."""
+
 
 def sample_error(
     recipe: Recipe, failure: SampleFailure, where: str, text: str = "", kind: str = ""
@@ -186,6 +190,11 @@ class Inline:
     def pids(self) -> list[int]:
         """Return no process."""
         return []
+
+    @property
+    def restarts(self) -> int:
+        """Return 0."""
+        return 0
 
 
 class Pooled:
@@ -271,6 +280,11 @@ class Pooled:
     def pids(self) -> list[int]:
         """Return the worker processes."""
         return self.pool.pids()
+
+    @property
+    def restarts(self) -> int:
+        """Workers replaced since the pool started."""
+        return self.pool.restarts
 
     # ------------------------------------------------------------ a pass
     def begin(self, one: Pass) -> None:

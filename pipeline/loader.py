@@ -30,6 +30,7 @@ import numpy as np
 import rng
 from pipeline import audit as audits
 from pipeline import datasets
+from pipeline.config import Config, build_dataset, build_transforms
 from pipeline.engine import Batch, Engine, Inline, Pass, Pooled, sample_error
 from pipeline.errors import ConfigError, SampleError, StateError
 from pipeline.plan import ORDERS, TAILS, Coverage, Listed, Order, Plan, make_order, sampled
@@ -635,6 +636,11 @@ class DataLoader:
         """Return the process ids of the worker processes that run now."""
         return self._engine.pids() if self._engine is not None else []
 
+    @property
+    def restarts(self) -> int:
+        """How many dead workers were replaced since the pool started."""
+        return self._engine.restarts if self._engine is not None else 0
+
     def __enter__(self) -> Self:
         return self
 
@@ -692,6 +698,20 @@ class _Iterator:
             loader._fresh = True
             self._over = True
             raise
+
+
+def from_config(config: Config, dataset: Any = None) -> DataLoader:
+    """Return the loader that a configuration describes.
+
+    Args:
+        config: from `load_config`.
+        dataset: used instead of the configuration's [dataset].
+
+    Raises:
+        ConfigError, DatasetError: as `DataLoader` and the dataset's constructor.
+    """
+    chosen = build_dataset(config) if dataset is None else dataset
+    return DataLoader(chosen, transforms=build_transforms(config), **config.loader_kwargs())
 
 
 def _as_fields(state: State) -> dict[str, Any]:
