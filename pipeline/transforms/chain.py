@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import ConfigError
-from pipeline.transforms import checks, draws, fuse, ops, resize
+from pipeline.transforms import checks, draws, fuse, ops, resize, rows
 from pipeline.transforms.ops import Op
 from pipeline.transforms.stream import Stream
 from rng import address
 
 Image = npt.NDArray[Any]
 Shape = tuple[int, int, int]
-NO_IDS = np.zeros(1, np.int64)
+FIRST = np.zeros(1, np.int64)
 FLOATS = ("float16", "float32", "float64")
 
 
@@ -110,26 +110,75 @@ class _Values:
     def __init__(self, tail: Sequence[Any], channels: int) -> None:
         ramp = np.repeat(np.arange(256, dtype=np.uint8), channels).reshape(256, 1, channels)
         unit = 255
-        fill = np.zeros((1, 1, channels), np.uint8)  # at most one op of a tail pads
+        # At most one op of a tail pads. Before the value ops its fill is a byte and goes through
+        # the table; after them it is a value of its own.
+        pad = np.zeros((1, 1, channels), np.uint8)
+        fill: Image | None = None
+        same = True
         erase_fills: list[Image] = []
         for op in tail:
             op.check_channels(channels)
-            if isinstance(op, ops.RandomCrop) and _may_pad(op):
-                fill = _pixel("RandomCrop.fill", op.fill, channels, ramp.dtype)
-            elif isinstance(op, ops.CenterCrop):
-                fill = np.zeros((1, 1, channels), ramp.dtype)
+            if _may_pad(op):
+                value = op.fill if isinstance(op, ops.RandomCrop) else 0
+                pixel = _pixel("RandomCrop.fill", value, channels, ramp.dtype)
+                pad, fill = (pixel, None) if same else (pad, pixel)
             elif isinstance(op, ops.RandomErasing):
                 erase_fills.append(_pixel("RandomErasing.value", op.value, channels, ramp.dtype))
             elif isinstance(op, ops.ValueOp):
-                fill, _ = op.values(fill, unit)
+                same = False
+                fill = None if fill is None else op.values(fill, unit)[0]
                 erase_fills = [op.values(f, unit)[0] for f in erase_fills]
                 ramp, unit = op.values(ramp, unit)
         self.dtype = ramp.dtype
         self.table = _bits(np.ascontiguousarray(ramp[:, 0, :].T))
-        self.fill = _bits(fill.reshape(-1))
+        self.mode, self.planar, self.pixels = _formula(tail, channels, ramp)
+        self.pad = pad.reshape(-1)
+        self.fill = _bits(np.zeros(0, ramp.dtype) if fill is None else fill.reshape(-1))
         self.erase_fill = _bits(
             np.array(erase_fills, ramp.dtype).reshape(len(erase_fills), channels)
         )
+
+
+class _Plan:
+    """The shapes of the fused tail, as its kernel takes them."""
+
+    def __init__(
+        self, source: tuple[int, ...], finished: tuple[int, ...], layout: str, mode: int
+    ) -> None:
+        self.source = source
+        self.finished = finished
+        channels = source[3]
+        if layout == "CHW":
+            _, height, width = finished
+            strides = (height * width, width, 1)
+        else:
+            height, width, _ = finished
+            strides = (1, width * channels, channels)
+        self.planar = strides[2] == 1
+        self.fields = np.array((*source, height, width, *strides, mode), np.int64)
+
+
+def _formula(tail: Sequence[Any], channels: int, table: Image) -> tuple[int, Image, Image]:
+    """Return how to compute the table `[256, 1, C]`, with the coefficients for CHW and HWC.
+
+    PLAIN is v * s - m, DIVIDED v / 255 * s - m in float32. TABLE if neither gives these very bits
+    for all 256 values.
+    """
+    s, m, divide = np.ones(channels, np.float32), np.zeros(channels, np.float32), False
+    for op in tail:
+        if isinstance(op, ops.Normalize):
+            s, m = op.coefficients(channels, 1 if divide else 255)
+        elif isinstance(op, ops.ToTensor) or (isinstance(op, ops.ToDtype) and op.scale):
+            divide = True
+    v = np.arange(256, dtype=np.float32).reshape(256, 1, 1)
+    values = ((v / np.float32(255.0) if divide else v) * s - m).astype(table.dtype)
+    mode = fuse.DIVIDED if divide else fuse.PLAIN
+    if not np.array_equal(_bits(values), _bits(table)):
+        mode = fuse.TABLE
+    both = np.stack((s, m))
+    pixels = np.resize(both[0], channels + rows.PIXELS), np.resize(both[1], channels + rows.PIXELS)
+    planar = np.repeat(both.T, 1 + rows.PIXELS, axis=1)
+    return mode, np.ascontiguousarray(planar), np.concatenate(pixels).reshape(1, -1)
 
 
 def _bits(values: Image) -> Image:
@@ -204,6 +253,8 @@ class Chain:
         tail = zip(self._ops[self._tail :], self._numbers[self._tail :], strict=True)
         self._tail_steps = _Steps([(op, number) for op, number in tail if _is_step(op)])
         self._values: dict[int, _Values] = {}
+        self._plan = _Plan((0, 0, 0, 0), (0, 0, 0), "HWC", fuse.TABLE)
+        self._last: tuple[Image | None, int] = (None, 0)  # asking for an address is slow
         self._layout = "HWC"
         for op in self._ops:
             self._layout = layout_after(op, self._layout)
@@ -275,12 +326,20 @@ class Chain:
             raise ConfigError(f"{count} ids but {len(positions)} positions")
         self._check_out(out, (count, *self.out_shape), self.out_dtype)
         _check_address(phase, lanes)
-        if count:
-            self._render(np.ascontiguousarray(images), ids, positions, phase, key, lanes, out)
+        if not count:
+            return
+        last, at = self._last
+        if last is not images:
+            if not images.flags.c_contiguous:
+                raise ConfigError("the images are not contiguous", do="use np.ascontiguousarray")
+            at = images.ctypes.data
+            self._last = (images, at)
+        self._render(images, at, ids, positions, phase, key, lanes, out)
 
     def _render(
         self,
         images: Image,
+        at: int,
         ids: npt.NDArray[np.int64],
         positions: npt.NDArray[np.uint64],
         phase: int,
@@ -288,19 +347,15 @@ class Chain:
         lanes: int,
         out: Image,
     ) -> None:
-        """Run the fused tail on checked arguments."""
+        """Run the fused tail on checked arguments; `at` is the address of `images`."""
         target = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
         values = self._values_of(images.shape[3])
-        height, width, channels = out.shape[1:]
-        strides = (width * channels, channels, 1)
-        order = (2, 0, 1)
-        if self._layout == "CHW":
-            channels, height, width = out.shape[1:]
-            strides = (height * width, width, 1)
-            order = (0, 1, 2)
+        plan = self._plan
+        if plan.source != images.shape or plan.finished != out.shape[1:]:
+            plan = self._plan = _Plan(images.shape, out.shape[1:], self._layout, values.mode)
         bad = fuse.render(
-            images.__array_interface__["data"][0],
-            np.array(images.shape, np.int64),
+            np.uint64(at),
+            plan.fields,
             np.ascontiguousarray(ids, np.int64),
             np.ascontiguousarray(positions, np.uint64),
             np.uint64(phase),
@@ -308,10 +363,11 @@ class Chain:
             np.uint64(lanes),
             self._tail_steps.ints,
             self._tail_steps.floats,
+            values.planar if plan.planar else values.pixels,
             values.table,
+            values.pad,
             values.fill,
             values.erase_fill,
-            np.array([strides[i] for i in order], np.int64),
             _bits(target).reshape(-1),
         )
         if bad >= 0:
@@ -368,7 +424,8 @@ class Chain:
         self._check_out(out, shape, values.dtype)
         self._render(
             image[None],
-            NO_IDS,
+            image.ctypes.data,
+            FIRST,
             sample.positions,
             sample.phase,
             sample.key,

@@ -110,23 +110,24 @@ def crop_corner(
 
 
 @njit(cache=True, nogil=True)
-def area_and_aspect(w: Words, height: Int, width: Int, shape: F64) -> tuple[float, float]:
+def area_and_aspect(w: Words, height: Int, width: Int, shapes: F64, s: Int) -> tuple[float, float]:
     """Return sqrt(area * aspect) and sqrt(area / aspect) from words 0 and 1 of a block.
 
     Args:
         w: the block.
         height, width: of the image.
-        shape: f64[4]: scale low, scale span, log ratio low, log ratio span.
+        shapes: f64[S, STEP_FLOATS], row s: scale low, scale span, log ratio low, log ratio span.
     """
-    area = float64(height * width) * (shape[0] + draw.unit(w[0]) * shape[1])
-    aspect = portable.exp(shape[2] + draw.unit(w[1]) * shape[3])
+    area = float64(height * width) * (shapes[s, 0] + draw.unit(w[0]) * shapes[s, 1])
+    aspect = portable.exp(shapes[s, 2] + draw.unit(w[1]) * shapes[s, 3])
     return math.sqrt(area * aspect), math.sqrt(area / aspect)
 
 
 @njit(cache=True, nogil=True)
 def erase_rectangle(
     threshold: Int,
-    shape: F64,
+    shapes: F64,
+    s: Int,
     height: Int,
     width: Int,
     n: Int,
@@ -144,7 +145,7 @@ def erase_rectangle(
         return -1, 0, 0, 0, 0
     for k in range(ATTEMPTS):
         w = words(n, uint64(1 + k), phase, site, k0, k1)
-        tall, wide = area_and_aspect(w, height, width, shape)
+        tall, wide = area_and_aspect(w, height, width, shapes, s)
         h, v = round_even(tall), round_even(wide)
         if 0 < h < height and 0 < v < width:
             top = pick(w[2], height - h + 1, 2, k, n, phase, site, k0, k1)
@@ -155,16 +156,16 @@ def erase_rectangle(
 
 @njit(cache=True, nogil=True)
 def resized_box(
-    shape: F64, height: Int, width: Int, n: Int, phase: Int, site: Int, k0: Int, k1: Int
+    shapes: F64, s: Int, height: Int, width: Int, n: Int, phase: Int, site: Int, k0: Int, k1: Int
 ) -> tuple[Int, Int, Int, Int, Int]:
     """Return (attempt, top, left, height, width) of the part of the image that is resized.
 
     attempt is 10 for the fallback, torchvision's centre crop at the ratio clamped into its range.
-    `shape` is f64[6]: as for `area_and_aspect`, then ratio low and high. Draws: blocks 0 .. 9.
+    Row s of `shapes`: as for `area_and_aspect`, then ratio low and high. Draws: blocks 0 .. 9.
     """
     for k in range(ATTEMPTS):
         w = words(n, uint64(k), phase, site, k0, k1)
-        wide, tall = area_and_aspect(w, height, width, shape)
+        wide, tall = area_and_aspect(w, height, width, shapes, s)
         h, v = round_even(tall), round_even(wide)
         if 0 < v <= width and 0 < h <= height:
             top = pick(w[2], height - h + 1, 2, k, n, phase, site, k0, k1)
@@ -172,37 +173,43 @@ def resized_box(
             return k, top, left, h, v
     h, v = height, width
     ratio = float64(width) / float64(height)
-    if ratio < shape[4]:
-        h = min(height, max(1, round_even(float64(width) / shape[4])))
-    elif ratio > shape[5]:
-        v = min(width, max(1, round_even(float64(height) * shape[5])))
+    if ratio < shapes[s, 4]:
+        h = min(height, max(1, round_even(float64(width) / shapes[s, 4])))
+    elif ratio > shapes[s, 5]:
+        v = min(width, max(1, round_even(float64(height) * shapes[s, 5])))
     return ATTEMPTS, (height - h) // 2, (width - v) // 2, h, v
 
 
 # ---------------------------------------------------------------- a whole chain
 @njit(cache=True, nogil=True)
-def _crop(geo: I64, top: Int, left: Int, height: Int, width: Int) -> None:
+def _crop(geo: I64, i: Int, top: Int, left: Int, height: Int, width: Int) -> None:
     """Cut a window at (top, left), which may reach outside: outside is fill."""
     for axis in range(2):
         flip, shift, low, high = 2 * axis, 2 * axis + 1, X0 + 2 * axis, X1 + 2 * axis
-        size = geo[WIDTH + axis]
-        first, last = geo[shift], geo[shift] + geo[flip] * (size - 1)
-        geo[low] = max(geo[low], min(first, last))
-        geo[high] = min(geo[high], max(first, last) + 1)
-        geo[shift] += geo[flip] * (left if axis == 0 else top)
-    geo[WIDTH], geo[HEIGHT] = width, height
+        size = geo[i, WIDTH + axis]
+        first, last = geo[i, shift], geo[i, shift] + geo[i, flip] * (size - 1)
+        geo[i, low] = max(geo[i, low], min(first, last))
+        geo[i, high] = min(geo[i, high], max(first, last) + 1)
+        geo[i, shift] += geo[i, flip] * (left if axis == 0 else top)
+    geo[i, WIDTH], geo[i, HEIGHT] = width, height
 
 
 @njit(cache=True, nogil=True)
-def _mirror(geo: I64, axis: Int) -> None:
-    geo[2 * axis + 1] += geo[2 * axis] * (geo[WIDTH + axis] - 1)
-    geo[2 * axis] = -geo[2 * axis]
+def _mirror(geo: I64, i: Int, axis: Int) -> None:
+    geo[i, 2 * axis + 1] += geo[i, 2 * axis] * (geo[i, WIDTH + axis] - 1)
+    geo[i, 2 * axis] = -geo[i, 2 * axis]
 
 
 @njit(cache=True, nogil=True)
-def _start(geo: I64, height: Int, width: Int) -> None:
-    geo[FLIP_X], geo[SHIFT_X], geo[X0], geo[X1], geo[WIDTH] = 1, 0, 0, width, width
-    geo[FLIP_Y], geo[SHIFT_Y], geo[Y0], geo[Y1], geo[HEIGHT] = 1, 0, 0, height, height
+def _start(geo: I64, i: Int, height: Int, width: Int) -> None:
+    geo[i, FLIP_X], geo[i, SHIFT_X], geo[i, X0], geo[i, X1], geo[i, WIDTH] = 1, 0, 0, width, width
+    geo[i, FLIP_Y], geo[i, SHIFT_Y], geo[i, Y0], geo[i, Y1], geo[i, HEIGHT] = (
+        1,
+        0,
+        0,
+        height,
+        height,
+    )
 
 
 @njit(cache=True, nogil=True)
@@ -242,48 +249,60 @@ def draw_samples(
     k0, k1 = key & uint64(0xFFFFFFFF), key >> uint64(32)
     for i in range(positions.shape[0]):
         n = positions[i] // lanes
-        base = (uint64(3) << uint64(24)) | (positions[i] % lanes)
-        g = geo[i]
-        _start(g, height, width)
-        g[BOX_ATTEMPT], g[BOX_TOP], g[BOX_LEFT] = 0, 0, 0
-        g[BOX_HEIGHT], g[BOX_WIDTH] = height, width
+        base = (uint64(3) << uint64(24)) | (positions[i] - n * lanes)
+        _start(geo, i, height, width)
+        geo[i, BOX_ATTEMPT], geo[i, BOX_TOP], geo[i, BOX_LEFT] = 0, 0, 0
+        geo[i, BOX_HEIGHT], geo[i, BOX_WIDTH] = height, width
         rectangle = 0
         for s in range(steps.shape[0]):
-            step = steps[s]
-            kind = step[0]
-            site = base | (uint64(step[1]) << uint64(16))
+            kind = steps[s, 0]
+            site = base | (uint64(steps[s, 1]) << uint64(16))
             if kind == CROP:
                 # Padding is always applied first; pad_if_needed then adds what is still missing.
-                rows = g[HEIGHT] + step[5] + step[7]
-                columns = g[WIDTH] + step[4] + step[6]
-                pad_y = max(step[2] - rows, 0) if step[8] else 0
-                pad_x = max(step[3] - columns, 0) if step[8] else 0
+                rows = geo[i, HEIGHT] + steps[s, 5] + steps[s, 7]
+                columns = geo[i, WIDTH] + steps[s, 4] + steps[s, 6]
+                pad_y = max(steps[s, 2] - rows, 0) if steps[s, 8] else 0
+                pad_x = max(steps[s, 3] - columns, 0) if steps[s, 8] else 0
                 top, left = crop_corner(
-                    rows + 2 * pad_y - step[2] + 1,
-                    columns + 2 * pad_x - step[3] + 1,
+                    rows + 2 * pad_y - steps[s, 2] + 1,
+                    columns + 2 * pad_x - steps[s, 3] + 1,
                     n,
                     phase,
                     site,
                     k0,
                     k1,
                 )
-                _crop(g, top - step[5] - pad_y, left - step[4] - pad_x, step[2], step[3])
+                _crop(
+                    geo,
+                    i,
+                    top - steps[s, 5] - pad_y,
+                    left - steps[s, 4] - pad_x,
+                    steps[s, 2],
+                    steps[s, 3],
+                )
             elif kind in (HFLIP, VFLIP):
-                if gate(step[2], n, phase, site, k0, k1):
-                    _mirror(g, 0 if kind == HFLIP else 1)
+                if gate(steps[s, 2], n, phase, site, k0, k1):
+                    _mirror(geo, i, 0 if kind == HFLIP else 1)
             elif kind == ERASE:
                 found = erase_rectangle(
-                    step[2], shapes[s], g[HEIGHT], g[WIDTH], n, phase, site, k0, k1
+                    steps[s, 2], shapes, s, geo[i, HEIGHT], geo[i, WIDTH], n, phase, site, k0, k1
                 )
                 for field in range(ERASED):
                     erased[i, rectangle, field] = found[field]
                 rectangle += 1
             elif kind == CENTER:
-                _crop(g, _center(g[HEIGHT], step[2]), _center(g[WIDTH], step[3]), step[2], step[3])
+                _crop(
+                    geo,
+                    i,
+                    _center(geo[i, HEIGHT], steps[s, 2]),
+                    _center(geo[i, WIDTH], steps[s, 3]),
+                    steps[s, 2],
+                    steps[s, 3],
+                )
             elif kind == RESIZED_CROP:
-                box = resized_box(shapes[s], height, width, n, phase, site, k0, k1)
+                box = resized_box(shapes, s, height, width, n, phase, site, k0, k1)
                 for field in range(5):
-                    g[BOX_ATTEMPT + field] = box[field]
-                _start(g, step[2], step[3])
+                    geo[i, BOX_ATTEMPT + field] = box[field]
+                _start(geo, i, steps[s, 2], steps[s, 3])
             elif kind == RESIZE:
-                _start(g, step[2], step[3])
+                _start(geo, i, steps[s, 2], steps[s, 3])
