@@ -48,7 +48,9 @@ def in_pieces(n: int, threads: int | None, work: Callable[[int, int], None]) -> 
     """
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}")
-    count = min(threads or cpus(), n // _PER_THREAD)
+    count = n // _PER_THREAD
+    if count > 1:
+        count = min(count, threads or cpus())
     if count < 2:
         work(0, n)
         return
@@ -205,29 +207,57 @@ def words(
 ) -> None:
     """Fill `out` (u32[n], contiguous) from word `first` on."""
     n = uint64(out.size)
-    buffer = np.empty(_CHUNK, np.uint32)
-    at = uint64(0)
     lead = first & uint64(3)  # words of the first block that come before `first`
     position = start + (first >> uint64(2))
-    while at < n:
-        whole = lead == uint64(0) and n - at >= uint64(_CHUNK)
-        made = out if whole else buffer
-        base = at if whole else uint64(0)
-        need = min(uint64(_CHUNK), n - at + lead)
-        for q in range(uint64(0), need, uint64(philox.WORDS)):
-            philox.blocks(made, base + q, position + (q >> uint64(2)), c2, c3, k0, k1)
+    at = uint64(0)
+    if lead > uint64(0):
+        at = min(uint64(4) - lead, n)
+        where = (position, c2, c3, k0, k1)
+        _part(out, at - at, at, lead, where, kind, real, low, span, rows, upper, scales)
+        position += uint64(1)
+    whole = (n - at) // uint64(_CHUNK) * uint64(_CHUNK) + at
+    while at < whole:
+        for q in range(uint64(0), uint64(_CHUNK), uint64(philox.WORDS)):
+            block = position + (q >> uint64(2))
+            if kind == UNIT_32:
+                philox.units(out, at + q, block, c2, c3, k0, k1)
+            else:
+                philox.blocks(out, at + q, block, c2, c3, k0, k1)
+        if kind > UNIT_32:
+            _transform(out, at, uint64(_CHUNK), kind, real, low, span, rows, upper, scales)
         position += uint64(_CHUNK // 4)
-        if kind != RAW:
-            need = (need + uint64(7)) & ~uint64(7)
-            _transform(made, base, need, kind, real, low, span, rows, upper, scales)
-        if whole:
-            at += uint64(_CHUNK)
-        else:
-            count = min(uint64(_CHUNK) - lead, n - at)
-            for q in range(count):
-                out[at + q] = buffer[lead + q]
-            at += count
-            lead = uint64(0)
+        at += uint64(_CHUNK)
+    if at < n:
+        where = (position, c2, c3, k0, k1)
+        zero = uint64(0)
+        _part(out, at, n - at, zero, where, kind, real, low, span, rows, upper, scales)
+
+
+@njit(cache=True, nogil=True)
+def _part(
+    out: Any,
+    at: Any,
+    count: Any,
+    lead: Any,
+    where: Any,
+    kind: Any,
+    real: Any,
+    low: Any,
+    span: Any,
+    rows: Any,
+    upper: Any,
+    scales: Any,
+) -> None:
+    """Write out[at : at + count], less than a chunk, by way of a buffer; skip `lead` words."""
+    position, c2, c3, k0, k1 = where
+    buffer = np.empty(_CHUNK, np.uint32)
+    for q in range(uint64(0), lead + count, uint64(philox.WORDS)):
+        philox.blocks(buffer, q, position + (q >> uint64(2)), c2, c3, k0, k1)
+    if kind != RAW:
+        need = (lead + count + uint64(7)) & ~uint64(7)
+        _transform(buffer, uint64(0), need, kind, real, low, span, rows, upper, scales)
+    for q in range(count):
+        out[at + q] = buffer[lead + q]
 
 
 @njit(cache=True, nogil=True)

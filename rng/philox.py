@@ -171,14 +171,14 @@ def _vector_rounds(
 
 
 def _store(context: Any, builder: Any, array: Any, kind: Any, offset: Any, vectors: Any) -> None:
-    """Store vectors of 64-bit lanes one after another at element `offset` of an array."""
+    """Store vectors one after another from element `offset` of an array on."""
     data = builder.gep(context.make_array(kind)(context, builder, array).data, [offset])
     base = builder.bitcast(data, _I8.as_pointer())
     at = 0
     for vector in vectors:
         pointer = builder.bitcast(builder.gep(base, [_I64(at)]), vector.type.as_pointer())
         builder.store(vector, pointer, align=4)
-        at += vector.type.count * 8
+        at += vector.type.count * (8 if vector.type.element == _I64 else 4)
 
 
 @intrinsic
@@ -206,23 +206,44 @@ def blocks(
     of block i goes to element 4 * i + j.
     """
     signature = types.void(out, *[types.uint64] * 6)
+    return signature, _block_writer(lambda builder, words: words)
+
+
+@intrinsic
+def units(
+    typingctx: Any, out: Any, offset: Any, position: Any, c2: Any, c3: Any, k0: Any, k1: Any
+) -> Any:
+    """Write float32(word >> 8) * 2**-24 of each word, where `blocks` writes the word."""
+
+    def convert(builder: Any, words: Any) -> Any:
+        count = words.type.count
+        floats = ir.VectorType(ir.FloatType(), count)
+        upper = builder.lshr(words, ir.Constant(words.type, [8] * count))
+        return builder.fmul(builder.sitofp(upper, floats), ir.Constant(floats, [2.0**-24] * count))
+
+    signature = types.void(out, *[types.uint64] * 6)
+    return signature, _block_writer(convert)
+
+
+def _block_writer(convert: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """Return the code generator of `blocks`, each vector of words going through `convert`."""
+    order = [i + LANES * odd for i in range(LANES) for odd in (0, 1)]
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         array, at, start = args[:3]
         vectors = []
-        order = [i + LANES * odd for i in range(LANES) for odd in (0, 1)]
         for a0, a1, a2, a3 in _vector_rounds(builder, start, 1, *args[3:]):
-            vectors.append(
-                builder.shuffle_vector(
-                    _join(builder, a0, a1),
-                    _join(builder, a2, a3),
-                    ir.Constant(ir.VectorType(_I32, 2 * LANES), order),
-                )
+            longs = builder.shuffle_vector(
+                _join(builder, a0, a1),
+                _join(builder, a2, a3),
+                ir.Constant(ir.VectorType(_I32, 2 * LANES), order),
             )
+            words = builder.bitcast(longs, ir.VectorType(_I32, 4 * LANES))
+            vectors.append(convert(builder, words))
         _store(context, builder, array, sig.args[0], at, vectors)
         return context.get_dummy_value()
 
-    return signature, codegen
+    return codegen
 
 
 @intrinsic

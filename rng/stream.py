@@ -8,6 +8,7 @@ the first element.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -362,6 +363,7 @@ def _normal_at(rank: int, mean: float, std: float) -> np.float32:
         return np.float32(np.float32(mean) + np.float32(value * np.float32(std)))
 
 
+@lru_cache(256)
 def _ranks(mean: float, std: float, low: float, high: float) -> tuple[int, int]:
     """Return the first and the last rank whose value lies in [low, high]."""
 
