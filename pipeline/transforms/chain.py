@@ -110,30 +110,23 @@ class _Values:
     def __init__(self, tail: Sequence[Any], channels: int) -> None:
         ramp = np.repeat(np.arange(256, dtype=np.uint8), channels).reshape(256, 1, channels)
         unit = 255
-        # At most one op of a tail pads. Before the value ops its fill is a byte and goes through
-        # the table; after them it is a value of its own.
-        pad = np.zeros((1, 1, channels), np.uint8)
-        fill: Image | None = None
-        same = True
+        pad = np.zeros((1, 1, channels), np.uint8)  # at most one op of a tail pads
+        unit = 255
         erase_fills: list[Image] = []
         for op in tail:
             op.check_channels(channels)
             if _may_pad(op):
                 value = op.fill if isinstance(op, ops.RandomCrop) else 0
-                pixel = _pixel("RandomCrop.fill", value, channels, ramp.dtype)
-                pad, fill = (pixel, None) if same else (pad, pixel)
+                pad = _pixel("RandomCrop.fill", value, channels, pad.dtype)
             elif isinstance(op, ops.RandomErasing):
                 erase_fills.append(_pixel("RandomErasing.value", op.value, channels, ramp.dtype))
             elif isinstance(op, ops.ValueOp):
-                same = False
-                fill = None if fill is None else op.values(fill, unit)[0]
                 erase_fills = [op.values(f, unit)[0] for f in erase_fills]
                 ramp, unit = op.values(ramp, unit)
         self.dtype = ramp.dtype
         self.table = _bits(np.ascontiguousarray(ramp[:, 0, :].T))
         self.mode, self.planar, self.pixels = _formula(tail, channels, ramp)
         self.pad = pad.reshape(-1)
-        self.fill = _bits(np.zeros(0, ramp.dtype) if fill is None else fill.reshape(-1))
         self.erase_fill = _bits(
             np.array(erase_fills, ramp.dtype).reshape(len(erase_fills), channels)
         )
@@ -203,23 +196,33 @@ def _may_pad(op: Any) -> bool:
 def _tail_start(chain: Sequence[Any]) -> int:
     """Return where the longest fusable run of ops at the end begins."""
     start = len(chain)
-    padded = moved = False
+    moved = False
+    padding: Any = None  # the one op that pads
     for op in reversed(chain):
         if isinstance(op, ops.RandomErasing):
             if moved:  # what is erased must not move any more
                 break
         elif isinstance(op, ops.RandomCrop | ops.CenterCrop):
             constant = not isinstance(op, ops.RandomCrop) or op.padding_mode == "constant"
-            if not constant or (padded and _may_pad(op)):
+            if not constant or (padding and _may_pad(op)):
                 break
-            padded = padded or _may_pad(op)
+            padding = op if _may_pad(op) else padding
             moved = True
         elif isinstance(op, ops.RandomHorizontalFlip | ops.RandomVerticalFlip):
             moved = True
-        elif not isinstance(op, ops.ValueOp | ops.ToLayout):
+        elif isinstance(op, ops.ValueOp):
+            # Padding is bytes: what is padded after the value ops must be some byte's value, which
+            # is certain only of 0, and not for Normalize.
+            if padding and (isinstance(op, ops.Normalize) or not _pads_zero(padding)):
+                break
+        elif not isinstance(op, ops.ToLayout):
             break
         start -= 1
     return start
+
+
+def _pads_zero(op: Any) -> bool:
+    return isinstance(op, ops.CenterCrop) or not any(checks.channels("fill", op.fill))
 
 
 class Chain:
@@ -366,7 +369,6 @@ class Chain:
             values.planar if plan.planar else values.pixels,
             values.table,
             values.pad,
-            values.fill,
             values.erase_fill,
             _bits(target).reshape(-1),
         )

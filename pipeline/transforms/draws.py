@@ -69,15 +69,19 @@ def words(n: Int, block: Int, phase: Int, site: Int, k0: Int, k1: Int) -> Words:
 
 @njit(cache=True, nogil=True)
 def pick(
-    word: Int, count: Int, j: Int, k: Int, n: Int, phase: Int, site: Int, k0: Int, k1: Int
+    word: Any, count: Int, j: Int, k: Int, n: Int, phase: Int, site: Int, k0: Int, k1: Int
 ) -> Int:
-    """Return an exact int in [0, count): from `word`, or from word j of the redraw blocks of k."""
+    """Return an exact int in [0, count): from `word`, or from word j of the redraw blocks of k.
+
+    All uint64 but `count`, so that one compiled version serves all.
+    """
     value = draw.below(word, count)
-    for r in range(1, 256):
-        if value >= 0:
-            break
-        again = words(n, uint64(REDRAW | k << 8 | r), phase, site, k0, k1)
-        value = draw.below(again[j], count)
+    r = uint64(1)
+    while value < 0 and r < uint64(256):
+        w0, w1, w2, w3 = words(n, uint64(REDRAW) | k << uint64(8) | r, phase, site, k0, k1)
+        low, high = w1 if j & uint64(1) else w0, w3 if j & uint64(1) else w2
+        value = draw.below(high if j & uint64(2) else low, count)
+        r += uint64(1)
     return max(value, int64(0))  # 255 rejections in a row: chance below 2**-255
 
 
@@ -104,8 +108,8 @@ def crop_corner(
 ) -> tuple[Int, Int]:
     """Return (top, left), uniform in [0, rows) x [0, columns). Draws: block 0, words 0 and 1."""
     w = words(n, uint64(0), phase, site, k0, k1)
-    top = pick(w[0], rows, 0, 0, n, phase, site, k0, k1)
-    left = pick(w[1], columns, 1, 0, n, phase, site, k0, k1)
+    top = pick(w[0], rows, uint64(0), uint64(0), n, phase, site, k0, k1)
+    left = pick(w[1], columns, uint64(1), uint64(0), n, phase, site, k0, k1)
     return top, left
 
 
@@ -148,8 +152,8 @@ def erase_rectangle(
         tall, wide = area_and_aspect(w, height, width, shapes, s)
         h, v = round_even(tall), round_even(wide)
         if 0 < h < height and 0 < v < width:
-            top = pick(w[2], height - h + 1, 2, k, n, phase, site, k0, k1)
-            left = pick(w[3], width - v + 1, 3, k, n, phase, site, k0, k1)
+            top = pick(w[2], height - h + 1, uint64(2), uint64(k), n, phase, site, k0, k1)
+            left = pick(w[3], width - v + 1, uint64(3), uint64(k), n, phase, site, k0, k1)
             return k, top, left, h, v
     return ATTEMPTS, 0, 0, 0, 0
 
@@ -168,8 +172,8 @@ def resized_box(
         wide, tall = area_and_aspect(w, height, width, shapes, s)
         h, v = round_even(tall), round_even(wide)
         if 0 < v <= width and 0 < h <= height:
-            top = pick(w[2], height - h + 1, 2, k, n, phase, site, k0, k1)
-            left = pick(w[3], width - v + 1, 3, k, n, phase, site, k0, k1)
+            top = pick(w[2], height - h + 1, uint64(2), uint64(k), n, phase, site, k0, k1)
+            left = pick(w[3], width - v + 1, uint64(3), uint64(k), n, phase, site, k0, k1)
             return k, top, left, h, v
     h, v = height, width
     ratio = float64(width) / float64(height)

@@ -1,7 +1,7 @@
 """The fused tail: one pass from uint8 source pixels to the finished image in its slot.
 
     out[c, y, x] = table[c, source[flip_y * y + shift_y, flip_x * x + shift_x, c]]   in sight
-                 = table[c, pad[c]], or fill[c]                                      in the padding
+                 = table[c, pad[c]]                                                  in the padding
                  = erase_fill[e, c]                                                  in rectangle e
 
 Two stages, a block of rows at a time: bytes are gathered into a small scratch, cropped, flipped and
@@ -143,34 +143,17 @@ def _look_up(
 
 
 @njit(cache=True, nogil=True)
-def _prefill(scratch: Any, half: Any, plane: Any, planar: Any, pad: Any) -> None:
-    """Set every byte of half the scratch to its channel's padding."""
-    channels = pad.shape[0]
+def _prefill(scratch: Any, plane: Any, planar: Any, pad: Any) -> None:
+    """Set every byte at `scratch` to its channel's padding; `plane` pixels."""
+    channels = uint64(pad.shape[0])
+    if not planar:
+        rows.set_bytes(scratch, plane * channels, pad[0])
     for c in range(channels):
         if planar:
-            scratch[half, c * plane : (c + 1) * plane] = pad[c]
-        elif c == 0:
-            scratch[half, : plane * channels] = pad[0]
+            rows.set_bytes(scratch + c * plane, plane, pad[c])
         elif pad[c] != pad[0]:
-            for i in range(uint64(c), uint64(plane * channels), uint64(channels)):
-                scratch[uint64(half), i] = pad[c]
-
-
-@njit(cache=True, nogil=True)
-def _margins(
-    geo: Any, i: Any, width: Any, height: Any, fill: Any, plan: Any, out: Any, start: Any
-) -> None:
-    """Write the padding of a finished image, for paddings that are no byte's value."""
-    columns = inside(geo[i, FLIP_X], geo[i, SHIFT_X], geo[i, X0], geo[i, X1], width)
-    lines = inside(geo[i, FLIP_Y], geo[i, SHIFT_Y], geo[i, Y0], geo[i, Y1], height)
-    for c in range(fill.shape[0]):
-        for y in range(height):
-            a, b = columns if lines[0] <= y < lines[1] else (width, width)
-            to = start + c * plan[BY_CHANNEL] + y * plan[BY_ROW]
-            for x in range(a):
-                out[uint64(to + x * plan[BY_PIXEL])] = fill[c]
-            for x in range(b, width):
-                out[uint64(to + x * plan[BY_PIXEL])] = fill[c]
+            for k in range(plane):
+                store_u8(scratch + k * channels + c, pad[c])
 
 
 @njit(cache=True, nogil=True)
@@ -203,7 +186,6 @@ def render(
     coefficients: Array,
     table: Array,
     pad: Array,
-    fill: Array,
     erase_fill: Array,
     out: Array,
 ) -> Any:
@@ -218,8 +200,7 @@ def render(
         positions, phase, key, lanes, steps, shapes: see `draws.draw_samples`.
         coefficients: f32, a row for each channel if the output is CHW, else one row; see `rows`.
         table: out dtype `[C, 256]`.
-        pad: u8[C], what padding is before the table; fill: out dtype `[C]`, what it finally is if
-            that does not come from a byte, else of length 0.
+        pad: u8[C], what padding is before the table.
         erase_fill: out dtype `[E, C]`.
         out: flat, n finished images one after the other.
     """
@@ -238,38 +219,35 @@ def render(
     pixel = uint64(period)
     row_nbytes = width * channels
     block = min(height, max(SCRATCH // row_nbytes, int64(1)))
-    blocks = (height + block - 1) // block  # of one image
-    scratch = np.empty((2, block * row_nbytes), np.uint8)
+    scratch = np.empty(block * row_nbytes, np.uint8)
+    scratch_at = uint64(scratch.ctypes.data)
     out_at, coefficients_at = uint64(out.ctypes.data), uint64(coefficients.ctypes.data)
     coefficient_row = uint64(4 * coefficients.shape[1])
     pitch = wide * channels
     image_nbytes = uint64(tall * pitch)
-    # Block t is gathered into one half of the scratch before block t - 1 is converted out of the
-    # other: bytes that were stored a moment ago cannot be loaded without waiting.
-    for t in range(n * blocks + 1):
-        half = scratch[t & 1]
-        if t < n * blocks:
-            i = t // blocks
-            y = (t - i * blocks) * block
-            source = images + uint64(ids[i]) * image_nbytes
-            if y == 0 and i + 1 < n and image_nbytes <= uint64(AHEAD):
-                ahead = images + uint64(ids[i + 1]) * image_nbytes
-                for k in range(uint64(0), image_nbytes, uint64(64)):
-                    rows.prefetch(ahead + k)
-            xa, xb = inside(geo[i, FLIP_X], geo[i, SHIFT_X], geo[i, X0], geo[i, X1], width)
-            ya, yb = inside(geo[i, FLIP_Y], geo[i, SHIFT_Y], geo[i, Y0], geo[i, Y1], height)
+    for i in range(n):
+        start = i * (out.shape[0] // n)
+        xa, xb = inside(geo[i, FLIP_X], geo[i, SHIFT_X], geo[i, X0], geo[i, X1], width)
+        ya, yb = inside(geo[i, FLIP_Y], geo[i, SHIFT_Y], geo[i, Y0], geo[i, Y1], height)
+        if xa == xb:
+            ya, yb = height, height
+        source = images + uint64(ids[i]) * image_nbytes
+        source += uint64((geo[i, FLIP_X] * xa + geo[i, SHIFT_X]) * channels)
+        if i + 1 < n and image_nbytes <= uint64(AHEAD):
+            ahead = images + uint64(ids[i + 1]) * image_nbytes
+            for k in range(uint64(0), image_nbytes, uint64(64)):
+                rows.prefetch(ahead + k)
+        for y in range(0, height, block):
             end = min(y + block, height)
             plane = (end - y) * width  # pixels of this block
             if xb - xa < width or yb - ya < height:
-                _prefill(scratch, t & 1, plane, planar, pad)
+                _prefill(scratch_at, uint64(plane), planar, pad)
             first, last = max(y, ya), min(end, yb)
-            if xa < xb and first < last:
-                column = geo[i, FLIP_X] * xa + geo[i, SHIFT_X]
-                line = geo[i, FLIP_Y] * first + geo[i, SHIFT_Y]
+            if first < last:
                 _gather(
-                    source + uint64(line * pitch + column * channels),
+                    source + uint64((geo[i, FLIP_Y] * first + geo[i, SHIFT_Y]) * pitch),
                     uint64(geo[i, FLIP_Y] * pitch),
-                    uint64(half.ctypes.data) + uint64((first - y) * width + xa) * pixel,
+                    scratch_at + uint64((first - y) * width + xa) * pixel,
                     uint64(width) * pixel,
                     uint64(plane),
                     uint64(xb - xa),
@@ -278,31 +256,21 @@ def render(
                     geo[i, FLIP_X] < 0,
                     planar,
                 )
-        if t == 0:
-            continue
-        i = (t - 1) // blocks
-        y = (t - 1 - i * blocks) * block
-        start = i * (out.shape[0] // n)
-        plane = (min(y + block, height) - y) * width
-        for part in range(parts):
-            source = uint64(scratch[1 - (t & 1)].ctypes.data) + uint64(part * plane)
-            to = start + part * plan[BY_CHANNEL] + y * plan[BY_ROW]
-            if mode == TABLE or plane * period < PIXELS:
-                _look_up(table, part, period, source, plane * period, out, to)
-            else:
-                _convert(
-                    mode,
-                    pixel,
-                    source,
-                    uint64(plane * period),
-                    coefficients_at + uint64(part) * coefficient_row,
-                    out,
-                    out_at + uint64(to * out.itemsize),
-                )
-        if y + block < height:
-            continue
-        if fill.shape[0] > 0:
-            _margins(geo, i, width, height, fill, plan, out, start)
+            for part in range(parts):
+                to = start + part * plan[BY_CHANNEL] + y * plan[BY_ROW]
+                if mode == TABLE or plane * period < PIXELS:
+                    at = scratch_at + uint64(part * plane)
+                    _look_up(table, part, period, at, plane * period, out, to)
+                else:
+                    _convert(
+                        mode,
+                        pixel,
+                        scratch_at + uint64(part * plane),
+                        uint64(plane * period),
+                        coefficients_at + uint64(part) * coefficient_row,
+                        out,
+                        out_at + uint64(to * out.itemsize),
+                    )
         for e in range(erased.shape[1]):
             if erased[i, e, TALL] > 0:
                 _erase(erased, i, e, erase_fill, plan, out, start)

@@ -29,6 +29,7 @@ from numba.core import cgutils
 # numba types the decorated function as if the typing context were an argument of the call.
 intrinsic: Callable[[Any], Any] = extending.intrinsic
 _declare: Any = cgutils.get_or_insert_function
+_memset: Any = cgutils.memset
 
 PIXELS = 16
 I8, I16, I32, I64, F32 = (
@@ -247,6 +248,19 @@ def store_u8(typingctx: Any, address: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.uint64, types.uint8), codegen
+
+
+@intrinsic
+def set_bytes(typingctx: Any, address: Any, count: Any, value: Any) -> Any:
+    """Set `count` bytes from `address` on."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address, count, value = args
+        pointer = builder.inttoptr(address, I8.as_pointer())
+        _memset(builder, pointer, count, value)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64, types.uint8), codegen
 
 
 @intrinsic
