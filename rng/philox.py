@@ -7,7 +7,7 @@ Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3
 section 3.3; constants and word order as in Random123's `philox.h`. Ten rounds.
 """
 
-# ruff: noqa: ARG001  (the signature of an @intrinsic is numba's)
+# ruff: noqa: ARG001, ARG005  (the signature of an @intrinsic is numba's)
 from collections.abc import Callable
 from typing import Any
 
