@@ -6,7 +6,7 @@
 ((3, 32, 32), dtype('float32'), True)
 """
 
-from pipeline.transforms.chain import Chain
+from pipeline.transforms.chain import Chain, op_numbers, takes_rng
 from pipeline.transforms.ops import (
     KINDS,
     PRESETS,
@@ -42,4 +42,6 @@ __all__ = [
     "ToDtype",
     "ToLayout",
     "ToTensor",
+    "op_numbers",
+    "takes_rng",
 ]

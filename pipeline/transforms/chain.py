@@ -27,22 +27,7 @@ FIRST = np.zeros(1, np.int64)
 FLOATS = ("float16", "float32", "float64")
 
 
-class _User:
-    """A user callable in a chain."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self.call = call
-        self.wants_stream = _wants_stream(call)
-
-    kind = draws.CALLABLE
-
-    @property
-    def name(self) -> str:
-        named = self.call if hasattr(self.call, "__qualname__") else type(self.call)
-        return f"{named.__module__}.{named.__qualname__}"
-
-
-def _wants_stream(call: Callable[..., Any]) -> bool:
+def takes_rng(call: Callable[..., Any]) -> bool:
     """Return whether the callable's second positional parameter is for the stream.
 
     It is if it has no default value, or if it is called rng: `def blur(image, sigma=1.0)` must
@@ -56,6 +41,50 @@ def _wants_stream(call: Callable[..., Any]) -> bool:
     if len(places) < 2:
         return False
     return places[1].default is inspect.Parameter.empty or places[1].name == "rng"
+
+
+class _User:
+    """A user callable in a chain."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+        self.wants_stream = takes_rng(call)
+
+    kind = draws.CALLABLE
+
+    @property
+    def name(self) -> str:
+        named = self.call if hasattr(self.call, "__qualname__") else type(self.call)
+        return f"{named.__module__}.{named.__qualname__}"
+
+
+def op_numbers(chain: Sequence[Any]) -> list[int]:
+    """Return the op number of each op or callable: kind << 3 | occurrence; 0 if it draws nothing.
+
+    Whoever splits a list of transforms into several chains numbers the whole list first.
+
+    Raises:
+        ConfigError: more than eight of a kind.
+
+    >>> from pipeline import transforms as T
+    >>> op_numbers([T.RandomCrop(8), T.ToTensor(), T.RandomCrop(4), print])
+    [8, 0, 9, 248]
+    """
+    seen: dict[int, int] = {}
+    numbers = []
+    for i, op in enumerate(chain):
+        kind = op.kind if isinstance(op, Op | _User) else draws.CALLABLE
+        occurrence = seen.get(kind, 0)
+        seen[kind] = occurrence + 1
+        if kind and occurrence > 7:
+            name = type(op).__name__ + " ops" if isinstance(op, Op) else "functions"
+            raise ConfigError(
+                f"transforms[{i}] is one too many: a chain may have 8 {name}",
+                do="put several functions into one",
+                field=f"transforms[{i}]",
+            )
+        numbers.append(kind << 3 | occurrence if kind else 0)
+    return numbers
 
 
 class _Sample:
@@ -234,6 +263,7 @@ class Chain:
             rng), else `f(image)`. It gets an array of its own, laid out as it then is, and may
             return uint8 or float arrays of any size; `rng` is a `Stream`.
         image: (H, W, C) if every source image has that shape, else None.
+        numbers: the ops' numbers, where this chain is a part of a longer list; see `op_numbers`.
 
     Attributes:
         out_shape: of a finished image; None if it is not known before one is made.
@@ -244,9 +274,14 @@ class Chain:
         ConfigError: an op that is none, or that cannot be used on such images.
     """
 
-    def __init__(self, ops: Sequence[Any], image: tuple[int, int, int] | None = None) -> None:
+    def __init__(
+        self,
+        ops: Sequence[Any],
+        image: tuple[int, int, int] | None = None,
+        numbers: Sequence[int] | None = None,
+    ) -> None:
         self._ops: list[Any] = [_checked(op, i) for i, op in enumerate(ops)]
-        self._numbers = _number(self._ops)
+        self._numbers = op_numbers(self._ops) if numbers is None else list(numbers)
         self._image = None if image is None else (int(image[0]), int(image[1]), int(image[2]))
         self._tail = _tail_start(self._ops)
         self._steps = [
@@ -572,25 +607,6 @@ def _checked(op: Any, i: int) -> Any:
     return _User(op)
 
 
-def _number(chain: Sequence[Any]) -> list[int]:
-    """Return op numbers: kind << 3 | occurrence; 0 for ops that draw nothing."""
-    seen: dict[int, int] = {}
-    numbers = []
-    for i, op in enumerate(chain):
-        kind = op.kind
-        occurrence = seen.get(kind, 0)
-        seen[kind] = occurrence + 1
-        if kind and occurrence > 7:
-            name = "user callables" if isinstance(op, _User) else type(op).__name__ + " ops"
-            raise ConfigError(
-                f"transforms[{i}] is one too many: a chain may have 8 {name}",
-                do="put several callables into one function",
-                field=f"transforms[{i}]",
-            )
-        numbers.append(kind << 3 | occurrence if kind else 0)
-    return numbers
-
-
 def _is_step(op: Any) -> bool:
     return isinstance(op, ops.CenterCrop) or bool(op.kind)
 
@@ -690,3 +706,8 @@ def _move(op: Any, image: Image, geo: Image, erased: Image) -> Image:
     y, x = int(geo[draws.SHIFT_Y]) + top, int(geo[draws.SHIFT_X]) + left
     height, width = op.new_size(image.shape[0], image.shape[1])
     return padded[y : y + height, x : x + width]
+
+
+# Earlier names.
+_number = op_numbers
+_wants_stream = takes_rng

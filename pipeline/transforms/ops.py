@@ -436,7 +436,7 @@ class Normalize(ValueOp):
             checks.one_of("Normalize.preset", self.preset, tuple(PRESETS))
             if self.mean is not None or self.std is not None:
                 raise ConfigError(
-                    f"Normalize has preset {self.preset!r} and mean or std as well",
+                    f"Normalize.preset is {self.preset!r} but mean or std is given as well",
                     do="give either a preset or mean and std",
                     field="Normalize.preset",
                 )

@@ -1,0 +1,274 @@
+"""The chain against the oracle: any op in any order on any shape, one by one and in bulk."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import transforms as T
+from pipeline.errors import ConfigError
+from tests.pipeline.transforms import oracle
+
+KEY, LANES, PHASE = 0x0123456789ABCDEF, 16, 6
+
+sizes = st.one_of(st.integers(1, 40), st.tuples(st.integers(1, 40), st.integers(1, 40)))
+fills = st.one_of(st.integers(0, 255), st.just(0))
+crops = st.builds(
+    T.RandomCrop,
+    size=sizes,
+    padding=st.one_of(st.none(), st.integers(0, 5), st.tuples(*[st.integers(0, 5)] * 4)),
+    pad_if_needed=st.just(True),
+    fill=fills,
+    padding_mode=st.sampled_from(["constant", "constant", "constant", "edge"]),
+)
+geometry = st.one_of(
+    crops,
+    st.builds(T.CenterCrop, size=sizes),
+    st.builds(T.RandomHorizontalFlip, p=st.sampled_from([0.0, 0.5, 1.0])),
+    st.builds(T.RandomVerticalFlip, p=st.sampled_from([0.0, 0.5, 1.0])),
+)
+erasing = st.builds(
+    T.RandomErasing,
+    p=st.sampled_from([0.0, 0.5, 1.0]),
+    scale=st.sampled_from([(0.02, 0.33), (0.5, 1.0)]),
+    value=fills,
+)
+values = st.one_of(
+    st.builds(
+        T.Normalize,
+        mean=st.floats(0, 1),
+        std=st.floats(0.01, 1),
+        dtype=st.sampled_from(["float32", "float16"]),
+        layout=st.sampled_from(["CHW", "HWC"]),
+    ),
+    st.builds(T.ToDtype, st.sampled_from(["float32", "float16"]), st.booleans()),
+    st.builds(T.ToTensor),
+    st.builds(T.ToLayout, st.sampled_from(["CHW", "HWC"])),
+)
+chains = st.one_of(
+    # The usual order, which is fused, and any order at all.
+    st.tuples(
+        st.lists(geometry, max_size=4), st.lists(values, max_size=2), st.lists(erasing, max_size=2)
+    ).map(lambda parts: [op for part in parts for op in part]),
+    st.lists(st.one_of(geometry, erasing, values), max_size=6),
+)
+shapes = st.tuples(st.integers(1, 45), st.integers(1, 45), st.sampled_from([1, 2, 3, 4]))
+
+
+def source(shape: tuple[int, int, int], seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+
+
+def same(got: np.ndarray, expected: np.ndarray) -> None:
+    assert got.dtype == expected.dtype
+    assert got.shape == expected.shape
+    assert got.tobytes() == expected.tobytes()
+    strides = []
+    step = got.itemsize
+    for length in reversed(got.shape):
+        strides.insert(0, step)
+        step *= length
+    assert got.strides == tuple(strides)  # positive and C-ordered, axes of length 1 too
+
+
+def check(ops: list[Any], shape: tuple[int, int, int]) -> None:
+    images = source((3, *shape))
+    positions = np.array([0, 5, 16, 17, 1000, 2**40 + 3], np.uint64)
+    ids = np.arange(6) % 3
+    chain = T.Chain(ops, shape)
+    free = T.Chain(ops, None)
+    expected = [
+        oracle.apply(ops, images[i], oracle.Address(int(q), PHASE, KEY, LANES))
+        for i, q in zip(ids, positions, strict=True)
+    ]
+    for i, q, wanted in zip(ids, positions, expected, strict=True):
+        same(chain.apply_one(images[i], int(q), PHASE, KEY, LANES), wanted)
+        same(free.apply_one(images[i], int(q), PHASE, KEY, LANES), wanted)
+    assert chain.out_shape == expected[0].shape
+    assert chain.out_dtype == expected[0].dtype
+    if chain.bulk:
+        out = np.zeros((6, *chain.out_shape), chain.out_dtype)
+        chain.apply_bulk(images, ids, positions, PHASE, KEY, LANES, out)
+        same(out, np.stack(expected))
+
+
+@settings(max_examples=250, deadline=None)
+@given(chains, shapes)
+def test_any_chain_on_any_shape_gives_the_oracles_bytes(
+    ops: list[Any], shape: tuple[int, int, int]
+) -> None:
+    check(ops, shape)
+
+
+CIFAR = [
+    T.RandomCrop(32, padding=4),
+    T.RandomHorizontalFlip(),
+    T.Normalize(preset="cifar10"),
+    T.RandomErasing(p=0.5),
+]
+
+
+@pytest.mark.parametrize(
+    ("ops", "shape"),
+    [
+        (CIFAR, (32, 32, 3)),
+        ([T.RandomCrop(28, padding=2), T.Normalize(preset="mnist")], (28, 28, 1)),
+        ([*CIFAR[:2], T.ToTensor(), T.Normalize(preset="cifar10")], (32, 32, 3)),
+        ([*CIFAR[:2], T.RandomErasing(p=1.0, value=(1, 2, 3)), CIFAR[2]], (32, 32, 3)),
+        ([*CIFAR[:2], T.Normalize(preset="cifar10", dtype="float16")], (33, 47, 3)),
+        ([T.RandomCrop(32, padding=4, fill=(9, 200, 31)), T.ToTensor()], (32, 32, 3)),
+        ([T.ToTensor(), T.RandomCrop(20, padding=4)], (17, 19, 3)),
+        ([T.ToTensor(), T.RandomCrop(20, padding=4, fill=0.25)], (17, 19, 3)),
+        ([CIFAR[2], T.RandomCrop(30, padding=4), T.RandomErasing(1.0, value=-0.5)], (32, 32, 3)),
+        ([T.Resize(20), T.CenterCrop(16), T.ToTensor()], (30, 41, 3)),
+        ([T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.ToTensor()], (37, 50, 3)),
+        ([T.RandomCrop(200, padding=9), T.ToTensor()], (200, 200, 3)),
+        ([T.RandomCrop((150, 300)), T.RandomVerticalFlip(1.0)], (200, 310, 4)),
+        ([T.CenterCrop(70)], (5, 100, 3)),
+        ([], (7, 9, 3)),
+    ],
+)
+def test_usual_chains_give_the_oracles_bytes(ops: list[Any], shape: tuple[int, int, int]) -> None:
+    check(ops, shape)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("layout", ["CHW", "HWC"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("std", [0.25, 1e-6, 3e4])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_all_256_values_are_the_tables(
+    channels: int, layout: str, dtype: str, std: float, scaled: bool
+) -> None:
+    # std 1e-6 overflows float16, 3e4 makes subnormals of it.
+    ramp = np.repeat(np.arange(256, dtype=np.uint8), channels).reshape(1, 256, channels)
+    ops: list[Any] = [T.ToTensor()] * scaled
+    ops.append(T.Normalize(0.01, std, dtype=dtype, layout=layout))
+    with np.errstate(over="ignore"):
+        chain = T.Chain(ops, ramp.shape)
+        got = chain.apply_one(ramp, 0, 0, 1, 1)
+        wanted = oracle.apply(ops, ramp, oracle.Address(0, 0, 1, 1))
+    same(got, wanted)
+
+
+def test_a_batch_keeps_its_bytes() -> None:
+    import hashlib
+
+    images = ((np.arange(8 * 32 * 32 * 3) * 2654435761 % 2**32) >> 24).astype(np.uint8)
+    chain = T.Chain(CIFAR, (32, 32, 3))
+    out = np.zeros((64, 3, 32, 32), np.float32)
+    ids, positions = np.arange(64) % 8, np.arange(64, dtype=np.uint64)
+    chain.apply_bulk(images.reshape(8, 32, 32, 3), ids, positions, PHASE, KEY, LANES, out)
+    assert hashlib.blake2b(out.tobytes(), digest_size=16).hexdigest() == "9ef6eaa1592addf3970e4d2b1f88a37a"
+
+
+def test_vector_code_computes_the_table_and_is_what_runs() -> None:
+    from pipeline.transforms import fuse
+
+    for ops in (CIFAR, [T.ToTensor()], [T.ToTensor(), CIFAR[2]], [T.ToDtype("float16")], []):
+        chain = T.Chain(ops, (32, 32, 3))
+        assert chain._values_of(3).mode != fuse.TABLE, ops
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 70), st.sampled_from([1, 3]), st.booleans())
+def test_nothing_outside_the_slot_is_touched(h: int, w: int, count: int, planar: bool) -> None:
+    ops = [T.RandomHorizontalFlip(), T.ToLayout("CHW" if planar else "HWC")]
+    chain = T.Chain(ops, (h, w, count))
+    images = source((2, h, w, count))
+    size = h * w * count
+    room = np.full(64 + 2 * size + 64, 77, np.uint8)
+    out = room[64 : 64 + 2 * size].reshape(2, *chain.out_shape)
+    positions = np.array([3, 4], np.uint64)
+    chain.apply_bulk(images, np.array([0, 1]), positions, 0, KEY, 16, out)
+    assert (room[:64] == 77).all()
+    assert (room[64 + 2 * size :] == 77).all()
+    for i in range(2):
+        same(out[i].copy(), oracle.apply(ops, images[i], oracle.Address(3 + i, 0, KEY, 16)))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 3), (1, 40, 3), (40, 1, 3), (1, 1000, 1), (1000, 1, 3)])
+def test_degenerate_images_work_and_keep_their_dimensions(shape: tuple[int, int, int]) -> None:
+    check([T.RandomHorizontalFlip(1.0), T.ToTensor(), T.RandomErasing(1.0)], shape)
+    check([T.RandomResizedCrop(8, ratio=(0.9, 1.1)), T.ToTensor()], shape)
+    check([T.RandomCrop(4, padding=4), T.RandomVerticalFlip(1.0)], shape)
+
+
+def test_a_grey_image_without_channel_axis_gets_one() -> None:
+    image = source((9, 11, 1))
+    chain = T.Chain([T.RandomHorizontalFlip(1.0), T.ToTensor()], None)
+    same(
+        chain.apply_one(image[:, :, 0], 3, 0, 1, 1),
+        np.ascontiguousarray((image[:, ::-1] / np.float32(255)).transpose(2, 0, 1)),
+    )
+
+
+def test_one_sample_goes_straight_into_its_slot() -> None:
+    chain = T.Chain(CIFAR, None)
+    batch = np.zeros((4, 3, 32, 32), np.float32)
+    image = source((32, 32, 3))
+    got = chain.apply_one(image, 7, PHASE, KEY, LANES, batch[2])
+    assert got.base is batch
+    assert np.array_equal(batch[2], chain.apply_one(image, 7, PHASE, KEY, LANES))
+    assert not batch[[0, 1, 3]].any()
+
+
+def test_slots_that_are_not_contiguous_are_written_too() -> None:
+    chain = T.Chain(CIFAR, (32, 32, 3))
+    images = source((2, 32, 32, 3))
+    wide = np.zeros((4, 3, 32, 40), np.float32)
+    plain = np.zeros((2, 3, 32, 32), np.float32)
+    arguments = (images, np.array([0, 1]), np.array([5, 6], np.uint64), PHASE, KEY, LANES)
+    chain.apply_bulk(*arguments, wide[::2, :, :, :32])
+    chain.apply_bulk(*arguments, plain)
+    assert np.array_equal(wide[::2, :, :, :32], plain)
+    assert not wide[1::2].any()
+    assert not wide[:, :, :, 32:].any()
+
+
+def test_source_images_are_never_written_to() -> None:
+    image = source((32, 32, 3))
+    image.flags.writeable = False
+    before = image.copy()
+
+    def spoil(array: np.ndarray) -> np.ndarray:
+        array[:] = 0
+        return array
+
+    for ops in (CIFAR, [spoil, *CIFAR], [T.RandomErasing(1.0), T.RandomHorizontalFlip()]):
+        T.Chain(ops, None).apply_one(image, 3, 0, 1, 16)
+    assert np.array_equal(image, before)
+
+
+def test_a_pillow_image_gives_the_bytes_of_its_array() -> None:
+    from PIL import Image
+
+    for count in (1, 3, 4):
+        array = source((30, 40, count))
+        picture = Image.fromarray(array[:, :, 0] if count == 1 else array)
+        for ops in (
+            [T.RandomResizedCrop(16), T.ToTensor()],
+            [T.Resize((12, 14)), T.RandomHorizontalFlip()],
+            [T.RandomCrop(20), T.ToTensor()],
+            [T.RandomErasing(1.0), T.RandomHorizontalFlip()],
+            [lambda a: a[:10, :10]],
+            [],
+        ):
+            chain = T.Chain(ops, None)
+            same(chain.apply_one(picture, 9, 1, 2, 4), chain.apply_one(array, 9, 1, 2, 4))
+
+
+def test_a_pillow_image_of_another_mode_is_refused_by_name() -> None:
+    from PIL import Image
+
+    with pytest.raises(ConfigError, match="mode 'CMYK'"):
+        T.Chain([], None).apply_one(Image.new("CMYK", (4, 4)), 0, 0, 1, 1)
+
+
+def test_no_samples_are_no_work() -> None:
+    chain = T.Chain(CIFAR, (32, 32, 3))
+    none = np.zeros(0, np.int64)
+    out = np.zeros((0, 3, 32, 32), np.float32)
+    chain.apply_bulk(source((2, 32, 32, 3)), none, none.astype(np.uint64), 0, 1, 16, out)
