@@ -183,6 +183,7 @@ class TransferStation:
         self._slots_of: dict[int, int] = {}
         self._zombies: deque[int] = deque()  # cancelled tickets somebody still works on
         self._failures = 0
+        self._first = 0  # first ticket of this pass
 
     # ------------------------------------------------------------ opening
     @property
@@ -192,11 +193,12 @@ class TransferStation:
 
     def can_open(self) -> bool:
         """Return whether `open` would succeed now."""
-        self._bury()
         if self.fast:
             self._place_buffers()
             if self._opened - self._placed > self.layout.workers + 1:
                 return False
+        else:
+            self._bury()
         row_free = self._row_free(self._opened)
         return row_free and (self.fast or self._has_buffer())
 
@@ -259,12 +261,16 @@ class TransferStation:
         earlier = ticket - self.layout.tickets
         if earlier < 0:
             return True
-        if earlier in self._slots_of or earlier in self._buffer_of:
+        if earlier in self._slots_of or earlier in self._buffer_of or earlier in self._zombies:
             return False
-        return bool(kernels.ticket_state(self.control, earlier, False) != kernels.PENDING)
+        state = kernels.ticket_state(self.control, earlier, False)
+        # Fast mode: a chunk may fail after its ticket's buffer was filled by others and taken.
+        # The row stays until `failed` has told it.
+        return bool(state == kernels.READY or (state == kernels.BAD and earlier < self._first))
 
     def _place_buffers(self) -> None:
         """Fast mode: give buffers to opened tickets, in order."""
+        self._bury()
         while self._placed < self._opened:
             buffer = self.ring.acquire()
             if buffer is None:
@@ -302,13 +308,14 @@ class TransferStation:
     def failed(self) -> list[tuple[int, int]]:
         """Return (ticket, cell) of every chunk of this pass that FAILED."""
         found = []
-        for ticket in sorted(self._slots_of):
-            row = ticket % self.layout.tickets
+        for ticket in range(max(self._first, self._opened - self.layout.tickets), self._opened):
+            generation, row = divmod(ticket, self.layout.tickets)
             start = self.layout.in_states + row * self.layout.cells
-            words = self.control[start : start + self.layout.cells] & np.uint64(0xFFFF)
+            words = self.control[start : start + self.layout.cells]
+            failed = np.uint64((generation + 1) << at.GENERATION_SHIFT | at.FAILED)
             found += [
                 (ticket, ticket * self.layout.cells + int(k))
-                for k in np.flatnonzero(words == at.FAILED)
+                for k in np.flatnonzero(words == failed)
             ]
         return found
 
@@ -349,7 +356,7 @@ class TransferStation:
             kernels.cancel(self.control, ticket, self.fast)
             self._zombies.append(ticket)
         self._slots_of.clear()
-        self._next = self._opened
+        self._next = self._first = self._opened
         self.run += 1
         kernels.ring_workers(self.control)
 

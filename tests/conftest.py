@@ -1,0 +1,58 @@
+"""What every test must leave behind: nothing. And a launcher kept warm for tests with processes."""
+
+import gc
+import os
+
+import pytest
+
+from tests.helpers import descendants, wait_until
+
+_OURS = ("memfd:samebatch", "socket:", "pidfd", "eventfd", "eventpoll")
+_NAMES = ("psm_", "sem.", "samebatch")
+
+
+def _descriptors() -> set[str]:
+    """Descriptors of the kinds that the package opens, as "number link"."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            link = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:  # the descriptor of listdir itself
+            continue
+        if any(kind in link for kind in _OURS):
+            found.add(f"{fd} {link}")
+    return found
+
+
+def _shared_names() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith(_NAMES)}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    """After every test: no child process, no descriptor of ours, no name in /dev/shm."""
+    children, names = descendants(), _shared_names()
+    descriptors = _descriptors()
+    yield
+
+    def clean() -> bool:
+        if descendants() <= children and _descriptors() <= descriptors:
+            return True
+        gc.collect()
+        return False
+
+    wait_until(clean, 10.0)
+    assert descendants() - children == set()
+    assert _descriptors() - descriptors == set()
+    assert _shared_names() - names == set()
+
+
+@pytest.fixture(scope="session")
+def launcher():
+    """One launcher for the whole session: starting one costs a second."""
+    from pipeline.workers.pool import _Launcher
+
+    held = _Launcher.get("fork")
+    assert wait_until(lambda: bool(held.events(0.1)), 60.0)
+    yield held
+    held.release()
