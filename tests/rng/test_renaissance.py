@@ -143,6 +143,15 @@ def test_crops(facts):
         for want in e["boxes"]:
             got = seed_system.crop_box(g, e["w"], e["h"])
             assert [*got, g.offset] == [*want[:4], want[8]]
+            assert [*seed_system.window(*got, e["w"], e["h"])] == want[4:8]
+    for e in facts["fast_random_resized_crop"]["v"]:
+        g = at(e)
+        for want in e["samples"]:
+            outer, inner = seed_system.fast_crop_boxes(g, e["w"], e["h"], e["sdmp"])
+            assert list(outer) == want["outer"]
+            assert list(seed_system.window(*outer, e["w"], e["h"])) == want["mcu"]
+            assert [list(box) for box in inner] == want["inner"]
+            assert g.offset == want["offset"]
     for e in facts["random_crop"]["v"]:
         g = at(e)
         for want in e["xy_offset"]:
