@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from rng import address
 
+_SITE = address.site(address.GENERATOR)
 Array = NDArray[Any]
 Shape = int | tuple[int, ...] | None
 
@@ -312,7 +313,7 @@ class Generator:
     def _stream(self, offset: int) -> Any:
         from rng import stream
 
-        return stream.Stream(self._key, address.site(address.GENERATOR), 0, offset)
+        return stream.Stream(self._key, _SITE, 0, offset)
 
     def _fill(
         self,

@@ -8,7 +8,7 @@ the first element.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from rng import address, draw, fill, tables
 _NO_TABLE = tables.Table(np.zeros((1, 4), np.int32), 0, np.zeros(4, np.float32))
 _NO_TABLE.rows.flags.writeable = False
 Array = NDArray[Any]
+_LARGEST = 3.4028234663852886e38  # of float32
 
 
 @dataclass(frozen=True)
@@ -69,25 +70,9 @@ class Stream:
         float64 `out`: 53 bits, low + u * (high - low) in float64. Draws: 2 words each.
         Any other: 24 bits, in float32, then cast once. Draws: 1 word each.
         """
-        wide = out.dtype == np.float64
-        real = np.float64 if wide else np.float32
-        a, b = real(low), real(high)
-        with np.errstate(over="ignore"):
-            span = b - a
-        if not (a < b and np.isfinite(span)):
-            raise ValueError(
-                f"uniform needs low < high and a finite range in {real.__name__}, got {low} and {high}"
-            )
-        most = np.nextafter(b, a)
-        if out.dtype == np.float16:  # the cast may round up to `high`
-            half = np.float16(b)
-            most = real(half if half < b else np.nextafter(half, np.float16(-np.inf)))
-        unit = (a, b) == (0.0, 1.0) and out.dtype != np.float16
-        if wide:
-            kind = fill.UNIT_64 if unit else fill.RANGE_64
-        else:
-            kind = fill.UNIT_32 if unit else fill.RANGE_32
-        return self._fill(out, real, kind, first, threads, (a, span, most))
+        kind, real = _uniform(out.dtype, float(low), float(high))
+        native = np.float64 if out.dtype == np.float64 else np.float32
+        return self._fill(out, native, kind, first, threads, real)
 
     def normal(
         self,
@@ -279,6 +264,10 @@ class Stream:
             raise OverflowError(
                 f"values {first} ... {first + n} are not within positions [0, 2**64) of the stream"
             )
+        return self._parts
+
+    @cached_property
+    def _parts(self) -> Any:
         parts = (self.start, self.c2, self.c3, self.key & address.M32, self.key >> 32)
         return tuple(np.uint64(part) for part in parts)
 
@@ -308,7 +297,7 @@ class Stream:
         """Fill `out` with numbers of `kind`, made in dtype `native` of 4 or 8 bytes."""
         each = np.dtype(native).itemsize // 4
         start, c2, c3, k0, k1 = self._check(first, out.size, each)
-        numbers = np.array(real, np.float64)
+        numbers = _reals(*(x + 0.0 for x in real))  # -0.0 and 0.0 are one key
         low, span = np.uint64(whole[0]), np.uint64(whole[1])
         upper = np.uint64(table.upper)
 
@@ -338,14 +327,40 @@ class Stream:
 
 def _finite(**values: float) -> None:
     for name, value in values.items():
-        if not np.isfinite(value):
-            raise ValueError(f"{name} must be finite, got {value}")
+        if not -_LARGEST <= value <= _LARGEST:
+            raise ValueError(f"{name} must be finite in float32, got {value}")
 
 
 def _at_least(least: float, **values: float) -> None:
     for name, value in values.items():
         if value < least:
             raise ValueError(f"{name} must be >= {least}, got {value}")
+
+
+@lru_cache(256)
+def _uniform(dtype: Any, low: float, high: float) -> tuple[int, tuple[Any, Any, Any]]:
+    """Return the kind and the (low, span, most) of uniform numbers; most: the last below high."""
+    real: Any = np.float64 if dtype == np.float64 else np.float32
+    with np.errstate(over="ignore"):
+        a, b = real(low), real(high)
+        span = b - a
+    if not (a < b and np.isfinite(span)):
+        raise ValueError(
+            f"uniform needs low < high and a finite range in {real.__name__}, got {low} and {high}"
+        )
+    most = np.nextafter(b, a)
+    if dtype == np.float16:  # the cast may round up to `high`
+        half = np.float16(b)
+        most = real(half if half < b else np.nextafter(half, np.float16(-np.inf)))
+    unit = (a, b) == (0.0, 1.0) and dtype != np.float16
+    if real is np.float64:
+        return fill.UNIT_64 if unit else fill.RANGE_64, (a, span, most)
+    return fill.UNIT_32 if unit else fill.RANGE_32, (a, span, most)
+
+
+@lru_cache(256)
+def _reals(*numbers: float) -> NDArray[np.float64]:
+    return np.array(numbers, np.float64)
 
 
 # ---------------------------------------------------------------- truncation
