@@ -16,13 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import ConfigError
-from pipeline.transforms import checks, draws, fuse, ops, resize, rows
+from pipeline.transforms import bilinear, checks, draws, fuse, ops, resize, rows
 from pipeline.transforms.ops import Op
 from pipeline.transforms.stream import Stream
 from rng import address
 
 Image = npt.NDArray[Any]
 Shape = tuple[int, int, int]
+RESIZING = (ops.Resize, ops.RandomResizedCrop)
+TOGETHER = 1 << 20  # bytes of resized images that wait for the tail at a time
 FIRST = np.zeros(1, np.int64)
 FLOATS = ("float16", "float32", "float64")
 
@@ -109,20 +111,37 @@ class _Steps:
         self.floats = np.zeros((len(numbered), draws.STEP_FLOATS), np.float64)
         for row, (op, number) in enumerate(numbered):
             ints, floats = op.step()
-            self.ints[row, 0] = op.kind or draws.CENTER
+            self.ints[row, 0] = op.kind or (
+                draws.CENTER if isinstance(op, ops.CenterCrop) else draws.RESIZE
+            )
             self.ints[row, 1] = number
             self.ints[row, 2 : 2 + len(ints)] = ints
             self.floats[row, : len(floats)] = floats
 
     def draw(self, sample: _Sample, height: int, width: int) -> tuple[Image, Image]:
         """Return the geometry row and the erased rectangles of one sample."""
-        geo = np.empty((1, draws.GEO), np.int64)
-        erased = np.empty((1, self.erasings, draws.ERASED), np.int64)
+        geo, erased = self.draw_many(
+            sample.positions, sample.phase, sample.key, sample.lanes, height, width
+        )
+        return geo[0], erased[0]
+
+    def draw_many(
+        self,
+        positions: npt.NDArray[np.uint64],
+        phase: int,
+        key: int,
+        lanes: int,
+        height: int,
+        width: int,
+    ) -> tuple[Image, Image]:
+        """Return the geometry and the erased rectangles of samples, one row each."""
+        geo = np.empty((len(positions), draws.GEO), np.int64)
+        erased = np.empty((len(positions), self.erasings, draws.ERASED), np.int64)
         draws.draw_samples(
-            sample.positions,
-            np.uint64(sample.phase),
-            np.uint64(sample.key),
-            np.uint64(sample.lanes),
+            positions,
+            np.uint64(phase),
+            np.uint64(key),
+            np.uint64(lanes),
             self.ints,
             self.floats,
             height,
@@ -130,7 +149,7 @@ class _Steps:
             geo,
             erased,
         )
-        return geo[0], erased[0]
+        return geo, erased
 
 
 class _Values:
@@ -288,6 +307,13 @@ class Chain:
             _Steps([(op, number)]) if getattr(op, "kind", 0) and not isinstance(op, _User) else None
             for op, number in zip(self._ops, self._numbers, strict=True)
         ]
+        self._head_steps = _Steps(
+            [
+                (op, number)
+                for op, number in zip(self._ops[:1], self._numbers, strict=False)
+                if isinstance(op, RESIZING)
+            ]
+        )
         tail = zip(self._ops[self._tail :], self._numbers[self._tail :], strict=True)
         self._tail_steps = _Steps([(op, number) for op, number in tail if _is_step(op)])
         self._values: dict[int, _Values] = {}
@@ -296,7 +322,8 @@ class Chain:
         self._layout = "HWC"
         for op in self._ops:
             self._layout = layout_after(op, self._layout)
-        self.bulk = self._tail == 0 and self._image is not None
+        self._resizes = self._tail == 1 and isinstance(self._ops[0], RESIZING)
+        self.bulk = self._image is not None and (self._tail == 0 or self._resizes)
         self.out_shape, self.out_dtype = self._static()
 
     # ------------------------------------------------------------ before any sample
@@ -313,7 +340,7 @@ class Chain:
                 shape = (*op.new_size(shape[0], shape[1]), shape[2])
             if isinstance(op, ops.ValueOp):
                 dtype = np.dtype(_out_dtype(op))
-        if self._tail == 0 and shape is not None:
+        if self.bulk and shape is not None:
             self._values_of(shape[2])  # checks fills
         return None if shape is None else self._laid_out(shape), dtype
 
@@ -366,13 +393,61 @@ class Chain:
         _check_address(phase, lanes)
         if not count:
             return
+        ids = np.ascontiguousarray(ids, np.int64)
+        positions = np.ascontiguousarray(positions, np.uint64)
         last, at = self._last
         if last is not images:
             if not images.flags.c_contiguous:
                 raise ConfigError("the images are not contiguous", do="use np.ascontiguousarray")
             at = images.ctypes.data
             self._last = (images, at)
-        self._render(images, at, ids, positions, phase, key, lanes, out)
+        if self._resizes:
+            self._resize_bulk(images, at, ids, positions, phase, key, lanes, out)
+        else:
+            self._render(images, at, ids, positions, phase, key, lanes, out)
+
+    def _resize_bulk(
+        self,
+        images: Image,
+        at: int,
+        ids: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.uint64],
+        phase: int,
+        key: int,
+        lanes: int,
+        out: Image,
+    ) -> None:
+        """Resample a few samples at a time, so that they are in the cache for the tail."""
+        count, height, width, channels = images.shape
+        size = self._ops[0].new_size(height, width)
+        few = max(1, TOGETHER // (size[0] * size[1] * channels))
+        resized = np.empty((min(few, len(ids)), *size, channels), np.uint8)
+        steps = self._head_steps
+        for lo in range(0, len(ids), few):
+            part = slice(lo, min(lo + few, len(ids)))
+            n = part.stop - lo
+            geo, _ = steps.draw_many(positions[part], phase, key, lanes, height, width)
+            bad = bilinear.resample_many(
+                np.uint64(at), count, height, width, channels, ids[part], geo, resized[:n]
+            )
+            if bad >= 0:
+                self._refuse(lo + bad, ids, positions, count)
+            self._render(
+                resized[:n],
+                resized.ctypes.data,
+                np.arange(n),
+                positions[part],
+                phase,
+                key,
+                lanes,
+                out[part],
+            )
+
+    def _refuse(self, i: int, ids: Image, positions: Image, count: int) -> None:
+        raise ConfigError(
+            f"sample {i} of the chunk has id {ids[i]} and position {positions[i]}; "
+            f"expected an id in [0, {count}) and a position below lanes * 2**40"
+        )
 
     def _render(
         self,
@@ -394,8 +469,8 @@ class Chain:
         bad = fuse.render(
             np.uint64(at),
             plan.fields,
-            np.ascontiguousarray(ids, np.int64),
-            np.ascontiguousarray(positions, np.uint64),
+            ids,
+            positions,
             np.uint64(phase),
             np.uint64(key),
             np.uint64(lanes),
@@ -408,10 +483,7 @@ class Chain:
             _bits(target).reshape(-1),
         )
         if bad >= 0:
-            raise ConfigError(
-                f"sample {bad} of the chunk has id {ids[bad]} and position {positions[bad]}; "
-                f"expected an id in [0, {len(images)}) and a position below lanes * 2**40"
-            )
+            self._refuse(bad, ids, positions, len(images))
         if target is not out:
             out[...] = target
 

@@ -20,7 +20,7 @@ again (chance below 2**-16 for images) reads the same word of block 0x10000 | k 
 
 Geometry of a sample is one affine map an axis: output column x comes from source column
 `flip_x * x + shift_x` if that lies in [x0, x1), else it is fill; crops and flips in any order
-compose into it (rows likewise). `GEO` names the fields.
+compose into it (rows likewise). A resizing op only fills the box; it is a step list of its own.
 """
 
 import math
@@ -40,7 +40,7 @@ int64: Any = numba.int64
 uint64: Any = numba.uint64
 
 CROP, RESIZED_CROP, HFLIP, ERASE, VFLIP, CALLABLE = 1, 2, 3, 4, 5, 31
-CENTER, RESIZE = 64, 65  # steps without draws; not kinds, they never reach an address
+CENTER, RESIZE = 64, 65  # steps without draws: no kinds of op, they never reach an address
 ATTEMPTS = 10
 REDRAW = 0x10000
 STEP_INTS, STEP_FLOATS = 9, 6
@@ -307,6 +307,3 @@ def draw_samples(
                 box = resized_box(shapes, s, height, width, n, phase, site, k0, k1)
                 for field in range(5):
                     geo[i, BOX_ATTEMPT + field] = box[field]
-                _start(geo, i, steps[s, 2], steps[s, 3])
-            elif kind == RESIZE:
-                _start(geo, i, steps[s, 2], steps[s, 3])

@@ -225,7 +225,7 @@ class RandomVerticalFlip(Op):
 # ---------------------------------------------------------------- resampling
 @dataclass(frozen=True)
 class Resize(Op):
-    """Resample to `size`: bilinear, widened when shrinking (antialias); Pillow's bytes.
+    """Resample to `size`: bilinear, widened when shrinking (antialias); see `bilinear`.
 
     Args:
         size: an int: the short side gets this length, the other follows; or (height, width).
@@ -255,6 +255,10 @@ class Resize(Op):
         if width <= height:
             return max(1, short * height // width), short
         return short, max(1, short * width // height)
+
+    def step(self) -> Step:
+        """Return nothing: the box is the whole image."""
+        return [], []
 
     def describe(self) -> dict[str, Any]:
         """Return the op as JSON-able data."""

@@ -30,6 +30,7 @@ from numba.core import cgutils
 intrinsic: Callable[[Any], Any] = extending.intrinsic
 _declare: Any = cgutils.get_or_insert_function
 _memset: Any = cgutils.memset
+_variable: Any = cgutils.alloca_once_value
 
 PIXELS = 16
 I8, I16, I32, I64, F32 = (
@@ -275,3 +276,56 @@ def prefetch(typingctx: Any, address: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.uint64), codegen
+
+
+@intrinsic
+def transpose_16(typingctx: Any, source: Any, pitch: Any, target: Any, target_pitch: Any) -> Any:
+    """Copy 16 runs of 16 bytes, `pitch` apart, so that byte j of run i becomes byte i of run j."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source, pitch, target, target_pitch = args
+        kind = _vector(I8, 16)
+        runs = []
+        for _ in range(16):
+            runs.append(_load(builder, source, 0, kind))
+            source = builder.add(source, pitch)
+        low = [k for i in range(8) for k in (i, 16 + i)]
+        masks = [ir.Constant(ir.VectorType(I32, 16), [k + shift for k in low]) for shift in (0, 8)]
+        for _ in range(4):  # a perfect shuffle of the 256 bytes, four times
+            runs = [
+                builder.shuffle_vector(runs[i], runs[i + 8], mask)
+                for i in range(8)
+                for mask in masks
+            ]
+        for run in runs:
+            _store(builder, target, run)
+            target = builder.add(target, target_pitch)
+        return context.get_dummy_value()
+
+    return types.void(*[types.uint64] * 4), codegen
+
+
+@intrinsic
+def weigh_16(typingctx: Any, source: Any, pitch: Any, weights: Any, taps: Any, target: Any) -> Any:
+    """Store min((2**21 + sum of weights[t] * byte[t]) >> 22, 255) for 16 bytes at `target`.
+
+    All uint64. byte[t] are the 16 bytes at source + t * pitch; weights: address of int32[taps].
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source, pitch, weights, taps, target = args
+        ints = _vector(I32, 16)
+        total = _variable(builder, _constant(ints, 1 << 21))
+        with cgutils.for_range(builder, taps) as loop:
+            at = builder.add(source, builder.mul(loop.index, pitch))
+            weight = _load(builder, builder.add(weights, builder.mul(loop.index, I64(4))), 0, I32)
+            pixels = builder.zext(_load(builder, at, 0, _vector(I8, 16)), ints)
+            product = builder.mul(pixels, _splat(builder, weight, 16))
+            builder.store(builder.add(builder.load(total), product), total)
+        value = builder.lshr(builder.load(total), _constant(ints, 22))
+        most = _constant(ints, 255)
+        value = builder.select(builder.icmp_unsigned("<", value, most), value, most)
+        _store(builder, target, builder.trunc(value, _vector(I8, 16)))
+        return context.get_dummy_value()
+
+    return types.void(*[types.uint64] * 5), codegen

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 KINDS = {
     "RandomCrop": 1,
@@ -157,16 +156,33 @@ def center_crop(op: Any, image: np.ndarray) -> np.ndarray:
     return image[top : top + th, left : left + tw]
 
 
+def weights(size: int, start: int, length: int, outputs: int) -> np.ndarray:
+    """Return Pillow's integer weights as a matrix [outputs, size]."""
+    out = np.zeros((outputs, size), np.int64)
+    scale = length / outputs
+    support = max(scale, 1.0)
+    for x in range(outputs):
+        center = start + (x + 0.5) * scale
+        first = max(int(center - support + 0.5), 0)
+        end = min(int(center + support + 0.5), size)
+        shares = [
+            max(1.0 - abs((i - center + 0.5) * (1.0 / support)), 0.0) for i in range(first, end)
+        ]
+        total = 0.0
+        for share in shares:
+            total += share
+        out[x, first:end] = [int(0.5 + share / total * 2**22) for share in shares]
+    return out
+
+
 def resample(image: np.ndarray, box: tuple[int, int, int, int], size: tuple[int, int]):
+    """Rows first, then columns, each rounded to a byte."""
     top, left, h, w = box
-    planes = []
-    for c in range(image.shape[2]):
-        source = Image.fromarray(np.ascontiguousarray(image[:, :, c]))
-        source = source.resize(
-            (size[1], size[0]), Image.Resampling.BILINEAR, (left, top, left + w, top + h)
-        )
-        planes.append(np.array(source))
-    return np.stack(planes, axis=2)
+    along = weights(image.shape[1], left, w, size[1])
+    down = weights(image.shape[0], top, h, size[0])
+    middle = (np.einsum("xi,yic->yxc", along, image.astype(np.int64)) + 2**21) >> 22
+    out = (np.einsum("yi,ixc->yxc", down, np.minimum(middle, 255)) + 2**21) >> 22
+    return np.minimum(out, 255).astype(np.uint8)
 
 
 def normalize(op: Any, image: np.ndarray, unit: int) -> np.ndarray:

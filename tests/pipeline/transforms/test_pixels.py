@@ -47,7 +47,17 @@ values = st.one_of(
     st.builds(T.ToTensor),
     st.builds(T.ToLayout, st.sampled_from(["CHW", "HWC"])),
 )
+resizing = st.one_of(
+    st.builds(T.Resize, sizes),
+    st.builds(T.RandomResizedCrop, sizes, scale=st.just((0.05, 1.0))),
+)
 chains = st.one_of(
+    st.tuples(
+        resizing,
+        st.lists(geometry, max_size=2),
+        st.lists(values, max_size=1),
+        st.lists(erasing, max_size=1),
+    ).map(lambda parts: [parts[0], *(op for part in parts[1:] for op in part)]),
     # The usual order, which is fused, and any order at all.
     st.tuples(
         st.lists(geometry, max_size=4), st.lists(values, max_size=2), st.lists(erasing, max_size=2)
@@ -161,7 +171,10 @@ def test_a_batch_keeps_its_bytes() -> None:
     out = np.zeros((64, 3, 32, 32), np.float32)
     ids, positions = np.arange(64) % 8, np.arange(64, dtype=np.uint64)
     chain.apply_bulk(images.reshape(8, 32, 32, 3), ids, positions, PHASE, KEY, LANES, out)
-    assert hashlib.blake2b(out.tobytes(), digest_size=16).hexdigest() == "9ef6eaa1592addf3970e4d2b1f88a37a"
+    assert (
+        hashlib.blake2b(out.tobytes(), digest_size=16).hexdigest()
+        == "9ef6eaa1592addf3970e4d2b1f88a37a"
+    )
 
 
 def test_vector_code_computes_the_table_and_is_what_runs() -> None:
@@ -258,6 +271,24 @@ def test_a_pillow_image_gives_the_bytes_of_its_array() -> None:
         ):
             chain = T.Chain(ops, None)
             same(chain.apply_one(picture, 9, 1, 2, 4), chain.apply_one(array, 9, 1, 2, 4))
+
+
+def test_usual_chains_run_in_bulk() -> None:
+    for ops in (CIFAR, [T.RandomResizedCrop(24), *CIFAR[1:]], [T.Resize(9), T.CenterCrop(7)], []):
+        assert T.Chain(ops, (32, 32, 3)).bulk, ops
+
+
+def test_many_large_resized_samples_come_in_parts() -> None:
+    ops = [T.RandomResizedCrop(224), T.RandomHorizontalFlip()]
+    chain = T.Chain(ops, (40, 50, 3))
+    images = source((2, 40, 50, 3))
+    ids, positions = np.arange(16) % 2, np.arange(16, dtype=np.uint64)
+    out = np.zeros((16, 224, 224, 3), np.uint8)
+    chain.apply_bulk(images, ids, positions, PHASE, KEY, LANES, out)
+    for q in range(16):
+        same(out[q].copy(), chain.apply_one(images[q % 2], q, PHASE, KEY, LANES))
+    with pytest.raises(ConfigError, match="sample 15 of the chunk has id 2"):
+        chain.apply_bulk(images, np.r_[ids[:15], 2], positions, PHASE, KEY, LANES, out)
 
 
 def test_a_pillow_image_of_another_mode_is_refused_by_name() -> None:
