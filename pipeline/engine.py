@@ -7,9 +7,7 @@
 Both give the same bytes: they only decide who calls `Recipe.fill`.
 """
 
-import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,7 +29,8 @@ HELD = 2  # batches the user may hold before further ones are copied: the last a
 _PATIENCE_S = 0.02
 _LOOK_S = 0.25  # how often workers are looked at while batches keep coming
 _MAX_KILLS = 3  # a chunk that kills so many workers is given up
-_CHUNK_NBYTES = 1 << 20  # of finished samples a bulk chunk has about: 100 us and more
+_CHUNK_NBYTES = 4 << 20  # most bytes of a bulk chunk; measured: half a batch of 6 MB beats less
+_AHEAD_NBYTES = 4 << 20  # bulk batches made ahead: what stays in the cache until it is consumed
 _CHUNK_NS = 200_000  # of work a chunk of single samples should have
 
 
@@ -62,6 +61,7 @@ class Pass:
         epoch, phase: which; phase is the packed word of the addresses.
         offset: where it began (samples of all ranks).
         plan, order: positions of a step, ids of positions.
+        split, seed: for messages.
         left: fast mode after a resume: the positions still missing; else None.
     """
 
@@ -70,6 +70,8 @@ class Pass:
     offset: int
     plan: Plan
     order: Order
+    split: str
+    seed: int
     left: np.ndarray | None = None
 
     @property
@@ -88,6 +90,14 @@ class Pass:
         else:
             positions, real = self.plan.positions(step, self.offset)
         return self.order.ids(positions), positions, real
+
+    def locate(self, position: int) -> str:
+        """Return where a position is, for messages."""
+        step, inside = divmod(position - self.offset, self.plan.global_batch)
+        return (
+            f"split={self.split} epoch={self.epoch} position={position} step={step} "
+            f"slot={inside % self.plan.batch_size} rank={self.plan.rank} seed={self.seed}"
+        )
 
 
 class Engine(Protocol):
@@ -143,9 +153,8 @@ def empty_batch(recipe: Recipe, step: int) -> Batch:
 class Inline:
     """The consumer makes every batch, in its own thread."""
 
-    def __init__(self, recipe: Recipe, batch_size: int, locate: Callable[[Pass, int], str]) -> None:
+    def __init__(self, recipe: Recipe, batch_size: int) -> None:
         self._recipe = recipe
-        self._locate = locate
         assert recipe.fields is not None
         self._ring = private_ring(recipe.fields, batch_size, HELD + 1, HELD)
         self._views = [self._ring.views(i) for i in range(HELD + 1)]
@@ -171,7 +180,7 @@ class Inline:
             self._recipe.fill(self._views[buffer], 0, ids, positions, one.phase)
         except SampleFailure as e:
             self._ring.release(buffer)
-            where = f"{self._locate(one, e.position)} worker=none (in the loader's own process)"
+            where = f"{one.locate(e.position)} worker=none (in the loader's own process)"
             raise sample_error(self._recipe, e, where) from e.__cause__
         except BaseException:
             self._ring.release(buffer)
@@ -205,11 +214,10 @@ class Pooled:
         batch_size: most samples of a batch.
         workers: how many.
         method: "fork" or "spawn" (processes), or "thread".
-        depth: batches in flight.
+        depth: batches in flight; None chooses.
         fast: deliver as batches fill, samples in the order in which they were finished.
         timeout_s: longest wait for a batch; 0 is for ever.
         sample_ns: time one sample took in `probe`, or 0.
-        locate: says where a position is, for messages.
     """
 
     def __init__(
@@ -218,14 +226,12 @@ class Pooled:
         batch_size: int,
         workers: int,
         method: str,
-        depth: int,
+        depth: int | None,
         fast: bool,
         timeout_s: float,
         sample_ns: int,
-        locate: Callable[[Pass, int], str],
     ) -> None:
         self._recipe = recipe
-        self._locate = locate
         self._fast = fast
         self._timeout_s = timeout_s
         self._batch_size = batch_size
@@ -236,6 +242,8 @@ class Pooled:
         smallest = self._bulk_chunk() if recipe.bulk else max(1, -(-batch_size // 512))
         if fast:
             smallest = _divisor(batch_size, smallest)
+        if depth is None:
+            depth = self._default_depth()
         layout = Layout(
             fields=recipe.fields,
             slots=batch_size,
@@ -261,7 +269,9 @@ class Pooled:
             raise
         self._own = Attached(self.station.views, workers, fast=fast)
         self._own_reports: list[Report] = []
-        self._helper = PreprocessWorker(self._own, recipe, self._own_reports.append)
+        self._helper = PreprocessWorker(
+            self._own, recipe, self._own_reports.append, in_consumer=True
+        )
         self._pass: Pass | None = None
         self._steps: dict[int, tuple[int, int]] = {}  # ticket -> (step, real)
         self._next = 0
@@ -276,6 +286,20 @@ class Pooled:
         per_sample = max(1, sum(one.nbytes for one in fields))
         most = max(1, -(-self._batch_size // self._workers))
         return int(min(most, max(1, _CHUNK_NBYTES // per_sample)))
+
+    def _default_depth(self) -> int:
+        """Return how many batches to make ahead.
+
+        The workers of a bulk recipe share each batch evenly, so one or two batches ahead are
+        enough, and fewer bytes in flight are faster. Single samples may be slow: there, a window
+        of many samples keeps the others busy.
+        """
+        if not self._recipe.bulk:
+            return max(4, min(8, 2 * self._workers))
+        fields = self._recipe.fields
+        assert fields is not None
+        batch_nbytes = max(1, self._batch_size * sum(one.nbytes for one in fields))
+        return int(max(1, min(8, _AHEAD_NBYTES // batch_nbytes)))
 
     def pids(self) -> list[int]:
         """Return the worker processes."""
@@ -299,6 +323,7 @@ class Pooled:
         """Abandon the pass."""
         if self._pass is not None:
             self.station.cancel()
+            self._helper.put_down()
             self.pool.forget_reports()
             self._own_reports.clear()
             self._steps.clear()
@@ -318,11 +343,18 @@ class Pooled:
             self._pass = None
             self._steps.clear()
             return None
+        deadline = time.monotonic() + self._timeout_s if self._timeout_s else None
         self._feed()
+        while not self._steps and self._next < one.steps:
+            # Every buffer is still being filled by stragglers of an abandoned pass.
+            self.station.wait_for_straggler(_PATIENCE_S)
+            self._look()
+            self._check(deadline)
+            self._feed()
         if not self._steps:  # only a step without samples for this rank is left
             self._delivered += 1
             return empty_batch(self._recipe, self._delivered - 1)
-        self._await(one)
+        self._await(one, deadline)
         taken = self.station.take()
         step, real = self._steps.pop(taken.ticket)
         self._delivered += 1
@@ -364,15 +396,14 @@ class Pooled:
             self._chunk = self._sized(work_ns / samples)
 
     # ------------------------------------------------------------ waiting
-    def _await(self, one: Pass) -> None:
-        deadline = time.monotonic() + self._timeout_s if self._timeout_s else None
+    def _await(self, one: Pass, deadline: float | None) -> None:
         now = time.monotonic()
         if now - self._looked_at > _LOOK_S:
             self._look()
         while True:
             state = self.station.wait(0.0)
             if state == cells.PENDING:
-                if self._may_help() and self._helper.help():
+                if self._help():
                     continue
                 state = self.station.wait(_PATIENCE_S)
             if state == cells.READY:
@@ -382,12 +413,25 @@ class Pooled:
             self._look()
             if self._fast:
                 self._feed()
-            if deadline is not None and time.monotonic() > deadline:
-                raise WorkerError(
-                    f"no batch came for {self._timeout_s} s",
-                    where="; ".join(self._describe(w) for w in range(self._workers)),
-                    do="raise timeout, or look at the samples named above",
-                )
+            self._check(deadline)
+
+    def _check(self, deadline: float | None) -> None:
+        if deadline is not None and time.monotonic() > deadline:
+            raise WorkerError(
+                f"no batch came for {self._timeout_s} s",
+                where="; ".join(self._describe(w) for w in range(self._workers)),
+                do="raise timeout, or look at the samples named above",
+            )
+
+    def _help(self) -> bool:
+        if not self._helper.holds and not self._may_help():
+            return False
+        try:
+            return self._helper.help()
+        except BaseException:  # Ctrl-C: nobody writes into that chunk any more
+            self._helper.drop()
+            self.station.recover(self._own.worker)
+            raise
 
     def _may_help(self) -> bool:
         """Helping is safe where no code of the user runs; it pays for cheap samples, and while
@@ -440,14 +484,14 @@ class Pooled:
             positions, ids = self.station.samples_of(cell)
             if report is None:
                 failure = SampleFailure(ids[0], positions[0], "work")
-                where = self._locate(one, positions[0])
+                where = one.locate(positions[0])
                 raise sample_error(
                     self._recipe, failure, where, "its worker died before it could say why"
                 )
             body = report.body
             failure = SampleFailure(body["sample_id"], body["position"], body["stage"])
             where = (
-                f"{self._locate(one, body['position'])} worker={report.worker} "
+                f"{one.locate(body['position'])} worker={report.worker} "
                 f"(pid {report.pid})\n  worker's traceback:\n{_indented(body['traceback'])}"
             )
             raise sample_error(self._recipe, failure, where, body["message"], body["type"])
@@ -465,10 +509,9 @@ class Pooled:
         self.pool.close()
         self.station.close()
 
-    @property
-    def owner(self) -> int:
-        """The process that made this engine."""
-        return getattr(self.pool, "owner", os.getpid())
+    def forget(self) -> None:
+        """In a forked child: close our copy of the descriptor; all else belongs to the parent."""
+        self.station.arena.close()
 
 
 def _divisor(n: int, most: int) -> int:

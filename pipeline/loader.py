@@ -188,6 +188,8 @@ class DataLoader:
         self.order = _choice("order", order, ORDERS)
         self.streams = streams
         self.output = _choice("output", output, ("numpy", "torch"))
+        if self.output == "torch":
+            _torch()
         self.world_size = _whole("world_size", 1 if world_size is None else world_size, 1, 1 << 24)
         self.rank = _whole("rank", 0 if rank is None else rank, 0, self.world_size - 1)
         if sampler is not None and self.world_size > 1:
@@ -217,6 +219,7 @@ class DataLoader:
         self._resumed_ahead: tuple[tuple[int, int], ...] = ()
         self._overridden: tuple[str, ...] = ()
         self._serial = 0  # which iterator owns the pass
+        self._continues = False  # that iterator goes on where the loader was put
         self._orders: dict[int, Order] = {}
         self.last: BatchInfo | None = None
         self.digest = audits.Digest() if audit is not None else None
@@ -322,8 +325,7 @@ class DataLoader:
         order = self._order_of(self._epoch)
         length = len(order.listed) if isinstance(order, Listed) else self._length
         plan = self._plan(length)
-        phase = self._phase(self._epoch)
-        self._pass = one = Pass(self._epoch, phase, self._offset, plan, order)
+        self._pass = one = self._make_pass(self._epoch, self._offset, plan, order)
         if self.mode == "fast":
             mine = plan.all_positions(self._offset)
             done = Coverage(0, self._resumed_ahead_places(mine))
@@ -340,6 +342,9 @@ class DataLoader:
         if self._engine is None:
             self._engine = self._make_engine()
         self._engine.begin(one)
+
+    def _make_pass(self, epoch: int, offset: int, plan: Plan, order: Order) -> Pass:
+        return Pass(epoch, self._phase(epoch), offset, plan, order, self.split, self._seed)
 
     def _resumed_ahead_places(self, mine: np.ndarray) -> list[tuple[int, int]]:
         ranges = []
@@ -359,7 +364,7 @@ class DataLoader:
             self._recipe.probe(int(ids[0]), int(positions[0]), one.phase)
         except SampleFailure as e:
             self._pass, self._fresh = None, True
-            where = f"{self._locate(one, e.position)} worker=none (first sample, made alone)"
+            where = f"{one.locate(e.position)} worker=none (first sample, made alone)"
             raise sample_error(self._recipe, e, where) from e.__cause__
         except SampleError:
             self._pass, self._fresh = None, True
@@ -370,11 +375,10 @@ class DataLoader:
 
     def _make_engine(self) -> Engine:
         if self.num_workers == 0:
-            return Inline(self._recipe, self.batch_size, self._locate)
+            return Inline(self._recipe, self.batch_size)
+        depth = None
         if self.prefetch_factor is not None:
             depth = self.prefetch_factor * self.num_workers
-        else:
-            depth = max(4, min(8, 2 * self.num_workers))
         return Pooled(
             self._recipe,
             self.batch_size,
@@ -384,15 +388,6 @@ class DataLoader:
             self.mode == "fast",
             self.timeout,
             self._probe_ns,
-            self._locate,
-        )
-
-    def _locate(self, one: Pass, position: int) -> str:
-        g = self.batch_size * self.world_size
-        step, inside = divmod(position - one.offset, g)
-        return (
-            f"split={self.split} epoch={one.epoch} position={position} step={step} "
-            f"slot={inside % self.batch_size} rank={self.rank} seed={self._seed}"
         )
 
     def _next(self) -> Any:
@@ -457,10 +452,14 @@ class DataLoader:
             self._close_engine()
 
     def _abandon(self) -> None:
+        self._continues = False
         if self._pass is not None:
             if self._engine is not None:
                 self._engine.cancel()
-            self._resumed_ahead = self._ahead()
+            ahead = self._ahead()
+            if (self._offset, self._resumed_ahead) == (self._pass.offset, ahead):
+                self._fresh = True  # nothing was delivered: this pass is still due
+            self._resumed_ahead = ahead
             self._pass, self._coverage = None, None
 
     def _write_audit(self, epoch: int, batch: Batch, fingerprint: str) -> None:
@@ -492,12 +491,12 @@ class DataLoader:
         order = self._order_of(epoch)
         length = len(order.listed) if isinstance(order, Listed) else self._length
         plan = self._plan(length)
-        one = Pass(epoch, self._phase(epoch), 0, plan, order)
+        one = self._make_pass(epoch, 0, plan, order)
         ids, positions, _ = one.work(operator.index(step))
         if self._recipe.fields is None:
             fresh = self._fresh
             self._probe(
-                Pass(epoch, one.phase, int(positions[0]) if len(positions) else 0, plan, order)
+                self._make_pass(epoch, int(positions[0]) if len(positions) else 0, plan, order)
             )
             self._fresh = fresh
         assert self._recipe.fields is not None
@@ -506,7 +505,7 @@ class DataLoader:
             try:
                 self._recipe.fill(arrays, 0, ids, positions, one.phase)
             except SampleFailure as e:
-                where = self._locate(one, e.position)
+                where = one.locate(e.position)
                 raise sample_error(self._recipe, e, where) from e.__cause__
         return self._deliver(arrays)
 
@@ -543,8 +542,6 @@ class DataLoader:
         over = self._plan(length).ends_at(offset) if not self.sampler_unsized() else False
         if (over or (covered and offset + covered >= length)) and offset + covered > 0:
             epoch, offset, ahead = epoch + 1, 0, ()
-        elif not self._fresh and self._pass is None and offset == 0 and not ahead:
-            epoch += 1
         many = self.mode == "fast" and self.world_size > 1
         return State(
             stream_version=rng.STREAM_VERSION,
@@ -608,7 +605,7 @@ class DataLoader:
                 "differ",
                 stacklevel=2,
             )
-        running = self._pass is not None
+        running = self._pass is not None or self._continues
         self._abandon()
         if loaded.seed != self._seed:
             self._seed = loaded.seed
@@ -618,8 +615,7 @@ class DataLoader:
         self._epoch, self._offset, self._fresh = loaded.epoch, loaded.offset, True
         self._resumed_ahead = loaded.ahead
         self._overridden = tuple(dict.fromkeys((*loaded.overridden, *overridden)))
-        if running:
-            self._begin()
+        self._continues = running
 
     # ------------------------------------------------------------ ending
     def close(self) -> None:
@@ -631,6 +627,15 @@ class DataLoader:
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.close()
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: the workers are the parent's; ours start when they are needed."""
+        if isinstance(self._engine, Pooled):
+            engine, self._engine = self._engine, None
+            engine.forget()
+            running = self._pass is not None
+            self._abandon()
+            self._fresh, self._continues = self._fresh or running, running
 
     def worker_pids(self) -> list[int]:
         """Return the process ids of the worker processes that run now."""
@@ -675,28 +680,31 @@ class _Iterator:
         loader = self._loader
         if self._over:
             raise StopIteration
-        if self._serial == 0:
+        begins = self._serial == 0
+        if begins:
             loader._serial += 1
             self._serial = loader._serial
-            loader._begin()
         elif self._serial != loader._serial:
             raise StateError(
                 "this iterator was superseded: a later one was started on the same loader",
                 do="use one iterator at a time, or one loader for each",
             )
-        if loader._pass is None:
-            self._over = True
-            raise StopIteration
         try:
+            if begins or loader._continues:
+                loader._begin()
+            if loader._pass is None:
+                raise StopIteration
             return loader._next()
         except StopIteration:
             self._over = True
             raise
-        except SampleError:
-            # Nothing is lost: the loader stays before this batch.
+        except BaseException as e:
+            # Nothing is lost: the loader stays before this batch, and the next pass begins there.
             loader._abandon()
             loader._fresh = True
             self._over = True
+            if not isinstance(e, SampleError):
+                loader._close_engine()  # Ctrl-C may have come at any moment: start afresh
             raise
 
 
@@ -814,6 +822,14 @@ def _torch() -> Any:
             "output='torch' needs PyTorch, which is not installed",
             do="pip install torch, or use output='numpy'",
         ) from e
+
+
+def _after_fork() -> None:
+    for loader in list(_live):
+        loader._leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @atexit.register

@@ -70,7 +70,7 @@ class Ring:
     def acquire(self) -> int | None:
         """Return a free buffer, or None."""
         self._collect()
-        return self._free.popleft() if self._free else None
+        return self._free.pop() if self._free else None  # the last one used is still in a cache
 
     def release(self, index: int) -> None:
         """Give back a buffer that was acquired and never lent."""

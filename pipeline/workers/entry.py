@@ -21,18 +21,21 @@ def work(request: dict[str, Any], fds: list[int]) -> int:
     """Run one worker until it is told to stop; return its exit status.
 
     Args:
-        request: {"worker", "endpoint", "secret", "fast", "sys_path", "cwd"}.
+        request: {"worker", "endpoint", "secret", "fast", "layout", "sys_path", "cwd"}.
         fds: [arena, payload].
     """
     worker = int(request["worker"])
     outbox = channel.Outbox(request["endpoint"], request["secret"])
     try:
         sys.path[:] = request["sys_path"]
+        os.chdir(request["cwd"])
         arena = Arena.attach(fds[0])
         carried = Arena.attach(fds[1], private=True)
         layout: Layout = _layout(request["layout"])
         attached = Attached(views(layout, arena.memory), worker, fast=bool(request["fast"]))
         attached.note(pid=os.getpid(), stage=Stage.STARTING, heartbeat_ns=time.monotonic_ns())
+        carried.populate(write=False)
+        arena.populate(write=True)
         recipe = payload.unpack(carried)
         preprocess = PreprocessWorker(attached, recipe, outbox.send)
         outbox.send(Report("hello", worker, os.getpid(), {"python": sys.version.split()[0]}))

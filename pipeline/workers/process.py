@@ -20,7 +20,7 @@ from pipeline.transfer import cells
 from pipeline.transfer.station import Attached, WorkOrder
 from pipeline.workers.protocol import PATIENCE_S, Report, Stage
 
-_TEXT_NBYTES = 1 << 20
+_TEXT_CHARS = 1 << 18  # each becomes 12 bytes of JSON at most: below the channel's limit
 
 
 class PreprocessWorker:
@@ -30,15 +30,23 @@ class PreprocessWorker:
         attached: its place at the station.
         recipe: how to make a sample.
         report: called with each report; must not block.
+        in_consumer: it is the loader's own thread that works here.
     """
 
     def __init__(
-        self, attached: Attached, recipe: Recipe, report: Callable[[Report], None]
+        self,
+        attached: Attached,
+        recipe: Recipe,
+        report: Callable[[Report], None],
+        *,
+        in_consumer: bool = False,
     ) -> None:
         self.attached = attached
         self.recipe = recipe
         self._report = report
         self._scratch: list[np.ndarray] = []
+        self._in_consumer = in_consumer
+        self._finished: tuple[WorkOrder, list[np.ndarray]] | None = None
         self._samples = 0
         self._work_ns = 0
         self._wait_ns = 0
@@ -61,15 +69,51 @@ class PreprocessWorker:
         attached.note(stage=Stage.LEFT, pid=0)
 
     def help(self) -> bool:
-        """Make one chunk if there is one to make now; return whether there was."""
+        """Do one piece of work if there is one now, without ever waiting; return whether there was.
+
+        For the consumer: it alone makes room, so it must not wait for a place in fast mode. It
+        keeps the finished chunk until there is one.
+        """
+        if self._finished is not None:
+            return self.put_down()
         order = self.attached.claim(0.0)
         if not isinstance(order, WorkOrder):
             return False
-        self.make(order, lambda: True)
+        if self._fill(order) and order.buffer < 0:
+            self.put_down()
+        return True
+
+    @property
+    def holds(self) -> bool:
+        """Whether a finished chunk waits for a place."""
+        return self._finished is not None
+
+    def drop(self) -> None:
+        """Forget the finished chunk; somebody will make it again."""
+        self._finished = None
+
+    def put_down(self) -> bool:
+        """Place the chunk that was finished, if there is one and room for it."""
+        if self._finished is None or not self.attached.land(*self._finished, 0.0):
+            return False
+        self._finished = None
+        self._tell()
         return True
 
     def make(self, order: WorkOrder, alive: Callable[[], bool]) -> bool:
         """Make and publish one chunk; return False to stop."""
+        if self._fill(order) and order.buffer < 0:
+            self.attached.note(stage=Stage.PLACING)
+            assert self._finished is not None
+            while not self.attached.land(*self._finished, PATIENCE_S):
+                if not alive():
+                    return False
+            self._finished = None
+            self._tell()
+        return True
+
+    def _fill(self, order: WorkOrder) -> bool:
+        """Make one chunk; reproducible mode also publishes it. False if a sample failed."""
         attached = self.attached
         began = time.monotonic_ns()
         attached.note(stage=Stage.WORKING, heartbeat_ns=began, position=int(order.positions[0]))
@@ -81,24 +125,28 @@ class PreprocessWorker:
                 target, 0 if fast else order.slot, order.ids, order.positions, order.phase
             )
         except BaseException as e:  # sys.exit or KeyboardInterrupt of user code ends here too
+            if self._in_consumer and isinstance(e, KeyboardInterrupt):
+                raise  # the user's own Ctrl-C; the engine gives the chunk back
             self._report(error_report(attached.worker, order, e))
             attached.fail(order)
             attached.note(stage=Stage.IDLE)
-            return True
+            return False
         self._samples += n
         self._work_ns += time.monotonic_ns() - began
         if fast:
-            attached.note(stage=Stage.PLACING)
-            made = [array[:n] for array in target]
-            while not attached.land(order, made, PATIENCE_S):
-                if not alive():
-                    return False
+            self._finished = order, [array[:n] for array in target]
         else:
             attached.commit(order)
-        attached.note(
-            stage=Stage.IDLE, samples=self._samples, work_ns=self._work_ns, wait_ns=self._wait_ns
-        )
+            self._tell()
         return True
+
+    def _tell(self) -> None:
+        self.attached.note(
+            stage=Stage.IDLE,
+            samples=self._samples,
+            work_ns=self._work_ns,
+            wait_ns=self._wait_ns,
+        )
 
     def _room(self, n: int) -> list[np.ndarray]:
         if not self._scratch or len(self._scratch[0]) < n:
@@ -140,7 +188,7 @@ def describe_error(e: BaseException) -> dict[str, Any]:
 
 def _cut(text: str) -> str:
     text = text.encode("utf-8", "backslashreplace").decode()
-    if len(text) <= _TEXT_NBYTES:
+    if len(text) <= _TEXT_CHARS:
         return text
-    half = _TEXT_NBYTES // 2
+    half = _TEXT_CHARS // 2
     return f"{text[:half]}\n… {len(text) - 2 * half:,} characters left out …\n{text[-half:]}"
