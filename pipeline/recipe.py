@@ -15,10 +15,7 @@ import numpy as np
 from pipeline import datasets
 from pipeline.errors import ConfigError, SampleError
 from pipeline.transfer.layout import Field
-from pipeline.transforms import Chain, Op, Stream
-from pipeline.transforms.chain import _number as op_numbers  # TEMP
-from pipeline.transforms.chain import _User
-from pipeline.transforms.chain import _wants_stream as takes_rng  # TEMP
+from pipeline.transforms import Chain, Op, Stream, op_numbers, takes_rng
 from pipeline.tree import Structure
 
 _IMAGE_KEYS = ("image", "img", "pixel_values", "x")
@@ -234,7 +231,9 @@ class Recipe:
                 else:
                     sample = stage(sample, position, phase)
             return sample
-        except Exception as e:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:  # sys.exit in a sample too
             raise SampleFailure(sample_id, position, stage_name) from e
 
     def _slot_for(self, sample: Any, out: np.ndarray) -> np.ndarray | None:
@@ -254,7 +253,7 @@ class Recipe:
     # ------------------------------------------------------------ stages
     def _split(self) -> "list[Any]":
         """Group consecutive ops into chains; each function is a stage of its own."""
-        numbers = op_numbers([t if isinstance(t, Op) else _User(t) for t in self.transforms])
+        numbers = op_numbers(self.transforms)
         stages: list[Any] = []
         ops: list[Op] = []
         chosen: list[int] = []
@@ -283,7 +282,7 @@ class Recipe:
                 )
             height, width, channels = shape if len(shape) == 3 else (*shape, 1)
             image = int(height), int(width), int(channels)
-        return Chain(ops, image)
+        return Chain(ops, image, numbers)
 
     def _bulk_fields(self) -> tuple[Field, ...]:
         assert self._arrays is not None

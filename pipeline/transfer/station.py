@@ -301,6 +301,12 @@ class TransferStation:
         )
         return kernels.READY if ticket >= 0 else kernels.PENDING
 
+    def wait_for_straggler(self, patience_s: float) -> None:
+        """Wait until nobody writes into some buffer of an abandoned pass, `patience_s` at most."""
+        if self._zombies:
+            patience = int(patience_s * 1e9)
+            kernels.wait(self.control, self._zombies[0], self._new_failures(), patience, 0)
+
     def _new_failures(self) -> int:
         self._failures = int(self.control[at.W_FAILED])
         return self._failures

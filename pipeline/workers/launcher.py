@@ -33,6 +33,7 @@ def main(argv: list[str]) -> None:
     """Serve requests on the socket whose descriptor is argv[0]; argv[1] is "fork" or "spawn"."""
     sock = socket.socket(fileno=int(argv[0]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the parent's business
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parent = os.getppid()
     if argv[1] == "fork":
         _warm()

@@ -44,9 +44,7 @@ def _reduce_memmap(array: "np.memmap[Any, Any]") -> Any:
         root = root.base
     if not isinstance(root.base, mmap.mmap) or not isinstance(root, np.memmap):
         return None
-    first = root.offset - root.offset % mmap.ALLOCATIONGRANULARITY
-    in_page = root.offset - first
-    offset = first + in_page + array.ctypes.data - root.ctypes.data
+    offset = root.offset + array.ctypes.data - root.ctypes.data
     mode = "c" if array.mode == "r+" else array.mode
     path = os.path.abspath(os.fspath(array.filename))
     return _open_memmap, (path, array.dtype.str, mode, offset, array.shape, array.strides)
@@ -55,12 +53,12 @@ def _reduce_memmap(array: "np.memmap[Any, Any]") -> Any:
 def _open_memmap(
     path: str, dtype: str, mode: Any, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> np.ndarray:
-    if any(s < 0 for s in strides):
-        raise ValueError(f"cannot send a memory map with negative strides ({path})")
     item = np.dtype(dtype)
-    span = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + item.itemsize
-    flat = np.memmap(path, np.uint8, mode, offset, (span,))
-    return np.ndarray(shape, item, flat, 0, strides)
+    reach = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
+    below = -sum(r for r in reach if r < 0)  # bytes before the first element
+    span = below + sum(r for r in reach if r > 0) + item.itemsize
+    flat = np.memmap(path, np.uint8, mode, offset - below, (span,))
+    return np.ndarray(shape, item, flat, below, strides)
 
 
 def pack(obj: Any) -> Arena:

@@ -76,6 +76,8 @@ class _Launcher:
             ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"),
             "1",
         )
+        # It inherits the mask: Ctrl-C before it can ignore SIGINT must not kill it.
+        unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         with theirs:
             try:
                 self._process = subprocess.Popen(
@@ -86,6 +88,8 @@ class _Launcher:
             except OSError as e:
                 ours.close()
                 raise WorkerError(f"cannot start the launcher of the workers: {e}") from e
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
         self._socket = ours
         self._up = False
 
@@ -120,10 +124,9 @@ class _Launcher:
         data = json.dumps(request).encode()
         if len(data) > MAX_MESSAGE_NBYTES:
             raise ConfigError(f"sys.path and the sample's fields take {len(data)} bytes; too many")
-        try:
+        # If it died just now, `poll` sees that and asks another one.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self._socket, [data], fds)
-        except OSError as e:
-            raise WorkerError(f"the launcher of the workers is gone ({e})") from e
 
     def events(self, timeout_s: float) -> list[tuple[dict[str, Any], list[int]]]:
         """Return what the launcher said, waiting `timeout_s` at most for the first."""
@@ -133,7 +136,10 @@ class _Launcher:
         while poll.poll(int(timeout_s * 1000)):
             timeout_s = 0.0
             try:
-                data, fds, _, _ = socket.recv_fds(self._socket, MAX_MESSAGE_NBYTES, 4)
+                # Another thread's pool may have read what poll() saw: never wait here.
+                data, fds, _, _ = socket.recv_fds(
+                    self._socket, MAX_MESSAGE_NBYTES, 4, socket.MSG_DONTWAIT
+                )
             except OSError:
                 break
             if not data:
@@ -151,6 +157,7 @@ def _forget_after_fork() -> None:
     for launcher in _Launcher._live.values():
         with contextlib.suppress(OSError):
             os.close(launcher._socket.detach())
+        launcher._process.returncode = 0  # it is not this process's child
     _Launcher._live = {}
     for pool in list(_pools):
         pool._forget()
@@ -184,12 +191,24 @@ class ProcessPool:
         self._asked_at = time.monotonic()
         self.ready: set[int] = set()
         self._carried: Arena | None = payload.pack(recipe)
-        self._inbox = Inbox()
-        self._launcher = _Launcher.get(method)
         self._closed = False
+        try:
+            self._inbox = Inbox()
+            try:
+                self._launcher = _Launcher.get(method)
+            except BaseException:
+                self._inbox.close()
+                raise
+        except BaseException:
+            self._carried.close()
+            raise
         _pools.add(self)
-        for worker in range(count):
-            self.start(worker)
+        try:
+            for worker in range(count):
+                self.start(worker)
+        except BaseException:
+            self.close()
+            raise
 
     def start(self, worker: int) -> None:
         """Ask for worker number `worker`; returns at once."""
@@ -200,17 +219,22 @@ class ProcessPool:
             "endpoint": self._inbox.endpoint,
             "secret": self._inbox.secret,
             "fast": self._station.fast,
+            "cwd": os.getcwd(),
             "sys_path": [os.path.abspath(p) if p == "" else p for p in sys.path],
             "layout": entry.describe_layout(self._station.layout),
         }
         self._wanted.add(worker)
         self._asked_at = time.monotonic()
-        self._launcher.start(request, [self._station.arena.fd, self._carried.fd])
+        try:
+            self._launcher.start(request, [self._station.arena.fd, self._carried.fd])
+        except BaseException:
+            self._wanted.discard(worker)
+            raise
 
     def pids(self) -> list[int]:
         """Return the process ids of the workers that run."""
         self._listen(0.0)
-        return list(self._pids.values())
+        return list(self._pids.copy().values())
 
     def poll(self, timeout_s: float = 0.0) -> list[Death]:
         """Return the workers that died since the last call.
@@ -228,7 +252,7 @@ class ProcessPool:
                 do="look at the messages of the launcher above; try num_workers=0",
             )
         poll = select.poll()
-        by_fd = {fd: worker for worker, fd in self._pidfds.items()}
+        by_fd = {fd: worker for worker, fd in self._pidfds.copy().items()}
         for fd in by_fd:
             poll.register(fd, select.POLLIN)
         deaths = []
@@ -276,6 +300,7 @@ class ProcessPool:
             if message["event"] == "exited":
                 self._launcher.statuses[message["pid"]] = message["status"]
             elif message["event"] == "started":
+                self._launcher.statuses.pop(message["pid"], None)  # of an earlier process
                 _route(self._launcher, message, fds)
         while (report := self._inbox.receive()) is not None:
             if report.kind == "hello":
@@ -413,12 +438,16 @@ class ThreadPool:
             self._reports.clear()
 
     def close(self) -> None:
-        """Stop every thread and wait for the sample it works on."""
+        """Stop every thread, waiting for the sample it works on, 5 s at most.
+
+        A thread cannot be killed: one that hangs is left behind, with its memory.
+        """
         self._open = False
         self._station.stop()
+        deadline = time.monotonic() + _LEAVE_S
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join()
+                thread.join(max(0.0, deadline - time.monotonic()))
         self._threads = []
 
 
