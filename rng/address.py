@@ -19,13 +19,13 @@ M64 = (1 << 64) - 1
 
 # The one table of purposes. 9..127 are reserved, 128..253 are free for users.
 INIT = 1  # position = block of a tensor's global flat index
-SHUFFLE = 2  # position = step << 8 | attempt
+SHUFFLE = 2  # position = step << 8 | attempt; step 0: round keys of RandomAccessPermutation
 AUGMENT = 3  # position = n:40 | block:24
 DROPOUT = 4  # position = block of the global element index, c2 = step
 NOISE = 5  # position = n:40 | block:24
 SAMPLER = 6  # position = draw << 8 | attempt
 USER = 7  # position = n:40 | block:24
-GENERATOR = 8  # position = offset of a `Generator`, c2 = attempt
+GENERATOR = 8  # position = offset of a `Generator`, op = attempt of a bounded integer
 FOLD = 0xFE  # key derivation from a number
 NAME = 0xFF  # key derivation from a name
 

@@ -70,6 +70,10 @@ class Generator:
             ValueError: `count` is negative.
             OverflowError: fewer than `count` blocks are left of the 2**64.
         """
+        return self._reserve(count)[1]
+
+    def _reserve(self, count: int) -> tuple[int, int]:
+        """Return (key, first offset) of `count` reserved blocks, both of one moment."""
         if count < 0:
             raise ValueError(f"count must be >= 0, got {count}")
         with self._lock:
@@ -80,7 +84,7 @@ class Generator:
                     f"{count} were asked for"
                 )
             self._offset = first + count
-        return first
+            return self._key, first
 
     def jump(self, blocks: int) -> "Generator":
         """Move `blocks` ahead, in constant time, and return self."""
@@ -307,13 +311,15 @@ class Generator:
         return permute.sample_from_key(n, k, self._new_key())
 
     def _new_key(self) -> int:
-        key: int = self._stream(self.next_offset(1)).uint64(np.empty(1, np.uint64))[0]
+        key: int = self._stream(1).uint64(np.empty(1, np.uint64))[0]
         return int(key)
 
-    def _stream(self, offset: int) -> Any:
+    def _stream(self, blocks: int) -> Any:
+        """Return the stream of so many blocks, reserved."""
         from rng import stream
 
-        return stream.Stream(self._key, _SITE, 0, offset)
+        key, offset = self._reserve(blocks)
+        return stream.Stream(key, _SITE, 0, offset)
 
     def _fill(
         self,
@@ -330,7 +336,7 @@ class Generator:
             out = np.empty(() if shape is None else shape, dtype)
         elif shape is not None and out.shape != np.empty(shape, np.void).shape:
             raise ValueError(f"out has shape {out.shape}, shape is {shape}")
-        stream = self._stream(self.next_offset((words_each * out.size + 3) // 4))
+        stream = self._stream((words_each * out.size + 3) // 4)
         array: Array = getattr(stream, name)(out, *parameters, threads=threads)
         return array
 

@@ -4,6 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.load_profile("same")
 
 TESTS = Path(__file__).parent.parent
 

@@ -25,7 +25,7 @@ def test_known_answers(kat):
     st.integers(0, 100),
     st.integers(0, (1 << 32) - 1),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_equals_the_reference(reference, n, p, bits, eighths, step):
     key = reference.named(reference.mix64(3), "fc")
     got = dropout_mask(n, p, 3, "fc", step, bits, first=8 * eighths)
@@ -75,7 +75,7 @@ def test_threads_and_out_change_no_bit():
 
 
 @given(st.integers(0, 300), st.sampled_from(("float32", "float16")), st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_apply_scales_what_is_kept_and_zeroes_the_rest_even_inf_and_nan(n, dtype, step):
     x = np.linspace(-3, 70000, n).astype(dtype) if dtype == "float32" else np.linspace(-3, 3, n)
     x = x.astype(dtype)

@@ -1,11 +1,16 @@
 import json
 import logging
 import pickle
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 import rng
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_state_is_seed_and_offset():
@@ -50,6 +55,38 @@ def test_eight_threads_reserve_disjoint_ranges_without_gaps():
         assert first == end
         end = first + count
     assert g.offset == end == 100_000 * 36
+
+
+def test_threads_that_draw_share_out_what_one_thread_would_draw():
+    alone = rng.Generator(3)
+    want = {alone.uint32(3).tobytes() for _ in range(2000)}
+    g, got = rng.Generator(3), []
+    threads = [
+        threading.Thread(target=lambda: got.extend(g.uint32(3).tobytes() for _ in range(500)))
+        for _ in range(4)
+    ]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(got) == 2000
+    assert set(got) == want
+
+
+def test_importing_rng_loads_and_compiles_little():
+    code = (
+        "import sys, numba, rng; "
+        "assert not {'torch', 'rng.stream', 'rng.tables', 'rng.quality'} & set(sys.modules); "
+        "assert not rng.permute._fisher_yates.signatures; "
+        "rng.dropout_mask, rng.init, rng.renaissance, rng.Stream, rng.BitGenerator; "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def test_unknown_names_raise():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        rng.nothing  # noqa: B018
 
 
 def test_a_jump_is_a_reservation():

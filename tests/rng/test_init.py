@@ -31,7 +31,7 @@ def boxes(draw):
 
 
 @given(boxes(), st.sampled_from(sorted(KINDS)))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_a_box_holds_the_values_of_the_whole(shape_and_box, kind):
     shape, box = shape_and_box
     make, args = getattr(init, kind), KINDS[kind]

@@ -19,14 +19,14 @@ def test_known_answers(kat):
 
 
 @given(st.integers(0, 700), SEEDS, st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 16) - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_equals_the_reference(reference, n, seed, phase, lane):
     want = reference.permutation(reference.mix64(seed), n, lane, phase)
     assert permute.permutation(n, seed, phase, lane).tolist() == want
 
 
 @given(st.integers(0, (1 << 56) - 1), st.integers(1, (1 << 64) - 1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_bounded_draws_equal_the_reference_also_where_half_are_rejected(reference, i, m):
     key = reference.mix64(m)
     for n in (m, (1 << 63) + 1 + (m >> 2)):

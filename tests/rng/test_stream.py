@@ -45,7 +45,7 @@ def draw(case, n, first=0, where=HERE, **options):
 
 
 @given(st.sampled_from(sorted(CASES)), st.integers(0, 1300), st.integers(0, 700))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_any_piece_is_the_piece_of_the_whole(case, n, first):
     assert draw(case, n, first).tobytes() == draw(case, 2000)[first : first + n].tobytes()
 
@@ -84,7 +84,7 @@ def test_words_equal_the_reference(reference):
     ),
     st.integers(0, 9),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_integers_equal_the_reference_however_many_are_rejected(reference, n, first):
     here = rng.Stream(KEY, SITE, 0, 7)
     got = here.integers(np.empty(12, np.uint64), 0, n, first=first)
