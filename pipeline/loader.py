@@ -398,15 +398,19 @@ class DataLoader:
         if batch is None:
             self._finish(one)
             raise StopIteration
+        delivered = self._deliver(batch.arrays)
+        real = np.arange(len(batch.ids)) < batch.real
+        before = self._offset, None if self._coverage is None else self._coverage.copy()
         self._advance(one, batch)
-        n = len(batch.ids)
-        self.last = BatchInfo(
-            one.epoch, batch.step, batch.positions, batch.ids, np.arange(n) < batch.real
-        )
-        if self.digest is not None:
-            print_ = self.digest.add(batch.arrays, batch.ids, batch.positions)
-            self._write_audit(one.epoch, batch, print_)
-        return self._deliver(batch.arrays)
+        try:
+            if self.digest is not None:
+                print_ = self.digest.add(batch.arrays, batch.ids, batch.positions)
+                self._write_audit(one.epoch, batch, print_)
+        except BaseException:  # it does not reach the user: it was not delivered
+            self._offset, self._coverage = before
+            raise
+        self.last = BatchInfo(one.epoch, batch.step, batch.positions, batch.ids, real)
+        return delivered
 
     def _advance(self, one: Pass, batch: Batch) -> None:
         """Count what was delivered, not what was made."""

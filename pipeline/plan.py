@@ -195,6 +195,10 @@ class Coverage:
         self.prefix = prefix
         self.ahead: list[tuple[int, int]] = sorted((int(a), int(b)) for a, b in ahead)
 
+    def copy(self) -> "Coverage":
+        """Return an independent copy."""
+        return Coverage(self.prefix, self.ahead)
+
     def add(self, places: np.ndarray) -> None:
         """Mark int64[n] places as delivered."""
         places = np.sort(places.astype(np.int64))
