@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types, uint32, uint64
+from numba import njit, types, uint64
 from numpy.typing import NDArray
 
 from rng import address, philox
@@ -25,6 +25,7 @@ from rng import address, philox
 MAX_N = 1 << 56
 _BLOCKS = philox.BLOCKS
 _AHEAD = 8 * _BLOCKS  # swaps whose targets are known and prefetched before the first is made
+_CACHED = 1 << 17  # elements below which everything is in the cache anyhow
 
 
 def permutation(
@@ -172,41 +173,31 @@ def _fisher_yates(a: Any, k0: Any, k1: Any, c2: Any, c3: Any) -> None:
     for q in range(n):
         a[q] = q
     i = n
-    while i > uint64(1) << uint64(32):  # step of index i - 1
+    while i > uint64(0xFFFFFFFF):  # step of index i - 1
         i -= uint64(1)
         j = bounded(i, i + uint64(1), c2, c3, k0, k1)
         a[i], a[j] = a[j], a[i]
-    raw = np.empty(_BLOCKS, np.uint64)
-    target = np.empty(_AHEAD, np.uint32)
-    if n < uint64(2):
+    if i < uint64(2):
         return
+    target = np.empty(_AHEAD, np.uint32)
     i -= uint64(1)
     while i > uint64(0):
-        steps = min(uint64(_AHEAD), i)
-        for first in range(uint64(0), steps, uint64(_BLOCKS)):
-            philox.pairs(raw, i - first, c2, c3, k0, k1)
-            for q in range(uint64(_BLOCKS)):
-                m = i - first - q + uint64(1)
-                r = raw[q]
-                # (r * m) >> 32 in two 32-bit products, as m <= 2**32; its low half is 0 whenever
-                # attempt 0 may have to be rejected.
-                s = (r >> uint64(32)) * m + (((r & uint64(0xFFFFFFFF)) * m) >> uint64(32))
-                raw[q] = s
-            for q in range(min(uint64(_BLOCKS), steps - first)):
-                s = raw[q]
-                j = s >> uint64(32)
-                if uint32(s) == uint32(0):
-                    step = i - first - q
-                    j = bounded(step, step + uint64(1), c2, c3, k0, k1)
-                target[first + q] = uint32(j)
-                _prefetch(a, j)
-        for q in range(steps):
+        count = min(uint64(_AHEAD), i)
+        for first in range(uint64(0), count, uint64(_BLOCKS)):
+            if philox.steps(target, first, i - first, c2, c3, k0, k1):
+                for q in range(first, min(first + uint64(_BLOCKS), count)):
+                    step = i - q
+                    target[q] = bounded(step, step + uint64(1), c2, c3, k0, k1)
+            if n > uint64(_CACHED):
+                for q in range(first, min(first + uint64(_BLOCKS), count)):
+                    _prefetch(a, uint64(target[q]))
+        for q in range(count):
             step = i - q
             j = uint64(target[q])
             held = a[step]
             a[step] = a[j]
             a[j] = held
-        i -= steps
+        i -= count
 
 
 @njit(cache=True, nogil=True)

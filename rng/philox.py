@@ -30,7 +30,7 @@ ROUNDS = 10
 
 LANES = 8  # counters in one vector
 CHAINS = 4  # vectors in flight: enough to hide the multiplier's latency
-BLOCKS = LANES * CHAINS  # blocks written by one `blocks` or `pairs`
+BLOCKS = LANES * CHAINS  # blocks written by one `blocks`, `units` or `steps`
 WORDS = 4 * BLOCKS
 
 _I8 = ir.IntType(8)
@@ -247,20 +247,35 @@ def _block_writer(convert: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 @intrinsic
-def pairs(typingctx: Any, out: Any, step: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
-    """Write word0 | word1 << 32 of the BLOCKS blocks at positions step << 8, (step - 1) << 8, ...
+def steps(
+    typingctx: Any, out: Any, offset: Any, step: Any, c2: Any, c3: Any, k0: Any, k1: Any
+) -> Any:
+    """Write the targets of the BLOCKS shuffle steps step, step - 1, ... to `out` from `offset` on.
 
-    For use inside `@njit` code; `out` is a contiguous u64 array of BLOCKS elements: the first
-    attempt of as many shuffle steps, downwards.
+    For use inside `@njit` code; `out` is a contiguous u32 array. Target of step i: r * (i + 1) >> 64,
+    r = word0 | word1 << 32 of the block at position i << 8, for i < 2**32 - 1. Returns nonzero if
+    one of the r may have to be rejected: where bits 32 ... 63 of its product are 0.
     """
-    signature = types.void(out, *[types.uint64] * 5)
+    signature = types.uint32(out, *[types.uint64] * 6)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        start = builder.shl(args[1], _I64(8))
-        states = _vector_rounds(builder, start, -256, *args[2:])
-        vectors = [_join(builder, a0, a1) for a0, a1, _, _ in states]
-        _store(context, builder, args[0], sig.args[0], _I64(0), vectors)
-        return context.get_dummy_value()
+        at, step = args[1:3]
+        low, half = (ir.Constant(_VECTOR, [v] * LANES) for v in (0xFFFFFFFF, 32))
+        zero = ir.Constant(_VECTOR, [0] * LANES)
+        suspect = ir.Constant(ir.IntType(LANES), 0)
+        targets = []
+        states = _vector_rounds(builder, builder.shl(step, _I64(8)), -256, *args[3:])
+        for chain, (a0, a1, _, _) in enumerate(states):
+            down = ir.Constant(_VECTOR, [1 - chain * LANES - i for i in range(LANES)])
+            m = builder.and_(builder.add(_splat(builder, step), down), low)
+            carry = builder.lshr(builder.mul(builder.and_(a0, low), m), half)
+            product = builder.add(builder.mul(builder.and_(a1, low), m), carry)
+            none = builder.icmp_unsigned("==", builder.and_(product, low), zero)
+            suspect = builder.or_(suspect, builder.bitcast(none, suspect.type))
+            target = builder.lshr(product, half)
+            targets.append(builder.trunc(target, ir.VectorType(_I32, LANES)))
+        _store(context, builder, args[0], sig.args[0], at, targets)
+        return builder.zext(suspect, _I32)
 
     return signature, codegen
 
