@@ -111,6 +111,16 @@ class Recipe:
             self._structure = Structure(self.sample(sample_id, position, phase))
             self._fields = self._structure.fields
 
+    def warm(self) -> None:
+        """Compile or load the kernels of a bulk recipe, by making one sample.
+
+        Before workers start: they then find them in the cache, instead of all compiling them.
+        """
+        if self.bulk and len(self.dataset):
+            assert self._fields is not None
+            scratch = [np.empty((1, *one.shape), one.dtype) for one in self._fields]
+            self.fill(scratch, 0, np.zeros(1, np.int64), np.zeros(1, np.uint64), 0)
+
     def build(self, arrays: list[Any]) -> Any:
         """Return a batch: arrays in the containers of a sample."""
         if self._structure is not None:

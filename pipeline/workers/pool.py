@@ -190,20 +190,18 @@ class ProcessPool:
         self._wanted: set[int] = set()  # asked for, not started yet
         self._asked_at = time.monotonic()
         self.ready: set[int] = set()
-        self._carried: Arena | None = payload.pack(recipe)
+        self._carried: Arena | None = None
         self._closed = False
+        self._inbox = Inbox()
         try:
-            self._inbox = Inbox()
-            try:
-                self._launcher = _Launcher.get(method)
-            except BaseException:
-                self._inbox.close()
-                raise
+            self._launcher = _Launcher.get(method)
         except BaseException:
-            self._carried.close()
+            self._inbox.close()
             raise
         _pools.add(self)
         try:
+            recipe.warm()  # while the launcher comes up
+            self._carried = payload.pack(recipe)
             for worker in range(count):
                 self.start(worker)
         except BaseException:
@@ -383,6 +381,7 @@ class ThreadPool:
         self.restarts = 0
         self.owner = os.getpid()
         self.ready = set(range(count))
+        recipe.warm()
         self._station = station
         self._reports: list[Report] = []
         self._arrived = threading.Condition()
