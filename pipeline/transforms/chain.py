@@ -299,6 +299,7 @@ class Chain:
         image: tuple[int, int, int] | None = None,
         numbers: Sequence[int] | None = None,
     ) -> None:
+        self._made_of = (tuple(ops), image, numbers)
         self._ops: list[Any] = [_checked(op, i) for i, op in enumerate(ops)]
         self._numbers = op_numbers(self._ops) if numbers is None else list(numbers)
         self._image = None if image is None else (int(image[0]), int(image[1]), int(image[2]))
@@ -325,6 +326,9 @@ class Chain:
         self._resizes = self._tail == 1 and isinstance(self._ops[0], RESIZING)
         self.bulk = self._image is not None and (self._tail == 0 or self._resizes)
         self.out_shape, self.out_dtype = self._static()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Chain, self._made_of
 
     # ------------------------------------------------------------ before any sample
     def _static(self) -> tuple[tuple[int, ...] | None, Any]:
