@@ -13,6 +13,7 @@ generators" (OOPSLA'14), the output function of `java.util.SplittableRandom`.
 """
 
 import hashlib
+from functools import lru_cache
 
 M32 = (1 << 32) - 1
 M64 = (1 << 64) - 1
@@ -141,6 +142,7 @@ def fold_in(key: int, data: int) -> int:
     return w[0] | w[1] << 32
 
 
+@lru_cache(4096)  # a layer asks at every step
 def named(key: int, name: str) -> int:
     """Return a new 64-bit key from `key` and a name, through 120 bits of BLAKE2s (NAME)."""
     h = hashlib.blake2s(name.encode(), digest_size=15).digest()

@@ -116,6 +116,7 @@ def kaiming_normal(
     a: float = 0.0,
     mode: str = "fan_in",
     nonlinearity: str = "leaky_relu",
+    gain: float | None = None,
     **options: Any,
 ) -> Array:
     """Return normal values of std gain / sqrt(fan).
@@ -125,12 +126,15 @@ def kaiming_normal(
         a: slope of leaky_relu's negative side.
         mode: fan_in, fan_out or fan_avg.
         nonlinearity: see `gain_of`.
+        gain: instead of the nonlinearity's.
         options: box, dtype, out, as `normal`.
 
     Raises:
         ValueError: fewer than two axes, an unknown mode or nonlinearity.
     """
-    std = gain_of(nonlinearity, a) / math.sqrt(_fan(shape, mode))
+    if gain is None:
+        gain = gain_of(nonlinearity, a)
+    std = gain / math.sqrt(_fan(shape, mode))
     return normal(shape, seed, name, 0.0, std, **options)
 
 
@@ -141,10 +145,13 @@ def kaiming_uniform(
     a: float = 0.0,
     mode: str = "fan_in",
     nonlinearity: str = "leaky_relu",
+    gain: float | None = None,
     **options: Any,
 ) -> Array:
     """Return uniform values within gain * sqrt(3 / fan). Arguments: as `kaiming_normal`."""
-    bound = gain_of(nonlinearity, a) * math.sqrt(3.0 / _fan(shape, mode))
+    if gain is None:
+        gain = gain_of(nonlinearity, a)
+    bound = gain * math.sqrt(3.0 / _fan(shape, mode))
     return uniform(shape, seed, name, -bound, bound, **options)
 
 

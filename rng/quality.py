@@ -271,7 +271,8 @@ def hyperplanes(words: Words, dimensions: int) -> float:
     For integer vectors a, the sum of a_i u_i is uniform modulo 1; planes make it pile up.
     """
     d = dimensions
-    points = (words[: min(words.size, 4096 * d) // d * d] * 2.0**-32).reshape(-1, d)
+    count = min(words.size // d, 4096 if words.size < 1 << 20 else 32_768)
+    points = (words[: count * d] * 2.0**-32).reshape(-1, d)
     most = {3: 9, 4: 3}.get(d, 1)
     grid = np.indices((2 * most + 1,) * d).reshape(d, -1).T - most
     lead = np.zeros(len(grid), bool)

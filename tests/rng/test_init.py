@@ -62,6 +62,8 @@ def test_the_spread_is_the_formula(shape, fans):
         (init.kaiming_normal(shape, 1, "w", nonlinearity="relu"), math.sqrt(2 / fan_in)),
         (init.kaiming_normal(shape, 1, "w", 0.2, "fan_out"), math.sqrt(2 / 1.04 / fan_out)),
         (init.kaiming_uniform(shape, 1, "w", 1.0), math.sqrt(1 / fan_in)),
+        (init.kaiming_uniform(shape, 1, "w", gain=3.0), 3 / math.sqrt(fan_in)),
+        (init.kaiming_normal(shape, 1, "w", gain=0.5), 0.5 / math.sqrt(fan_in)),
         (init.xavier_normal(shape, 1, "w", 3.0), 3 * math.sqrt(2 / (fan_in + fan_out))),
         (init.xavier_uniform(shape, 1, "w"), math.sqrt(2 / (fan_in + fan_out))),
     ):
