@@ -7,6 +7,7 @@
 Both give the same bytes: they only decide who calls `Recipe.fill`.
 """
 
+import os
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,7 +31,7 @@ _PATIENCE_S = 0.02
 _LOOK_S = 0.25  # how often workers are looked at while batches keep coming
 _MAX_KILLS = 3  # a chunk that kills so many workers is given up
 _CHUNK_NBYTES = 4 << 20  # most bytes of a bulk chunk; measured: half a batch of 6 MB beats less
-_AHEAD_NBYTES = 4 << 20  # bulk batches made ahead: what stays in the cache until it is consumed
+_AHEAD_NBYTES = 16 << 20  # bulk batches made ahead: what stays in the cache until it is consumed
 _CHUNK_NS = 200_000  # of work a chunk of single samples should have
 
 
@@ -87,6 +88,9 @@ class Pass:
             size = self.plan.batch_size
             positions = self.left[step * size : (step + 1) * size]
             real = len(positions)
+            if self.plan.tail == "pad" and real < size:
+                more = np.arange(size - real, dtype=np.uint64) % np.uint64(self.plan.length)
+                positions = np.concatenate([positions, more])
         else:
             positions, real = self.plan.positions(step, self.offset)
         return self.order.ids(positions), positions, real
@@ -257,7 +261,11 @@ class Pooled:
             f"lower batch_size ({batch_size}) or prefetch_factor: {layout.buffers} batches of "
             f"{layout.buffer_nbytes:,} bytes are kept"
         )
-        self.station = TransferStation(layout, fast=fast, shared=method != "thread", hint=hint)
+        processors = len(os.sched_getaffinity(0))
+        resting = max(0, workers - max(1, processors - 1)) if self._helps_always() else 0
+        self.station = TransferStation(
+            layout, fast=fast, shared=method != "thread", hint=hint, resting=resting
+        )
         try:
             self.pool: ProcessPool | ThreadPool = (
                 ThreadPool(self.station, recipe, workers)
@@ -290,8 +298,8 @@ class Pooled:
     def _default_depth(self) -> int:
         """Return how many batches to make ahead.
 
-        The workers of a bulk recipe share each batch evenly, so one or two batches ahead are
-        enough, and fewer bytes in flight are faster. Single samples may be slow: there, a window
+        The workers of a bulk recipe share each batch evenly, so two batches ahead are enough, and
+        fewer bytes in flight are faster (6 MB batches: 4 buffers 1.2 us a sample, 8 buffers 2.0). Single samples may be slow: there, a window
         of many samples keeps the others busy.
         """
         if not self._recipe.bulk:
@@ -299,7 +307,7 @@ class Pooled:
         fields = self._recipe.fields
         assert fields is not None
         batch_nbytes = max(1, self._batch_size * sum(one.nbytes for one in fields))
-        return int(max(1, min(8, _AHEAD_NBYTES // batch_nbytes)))
+        return int(max(2, min(8, _AHEAD_NBYTES // batch_nbytes)))
 
     def pids(self) -> list[int]:
         """Return the worker processes."""
@@ -437,7 +445,10 @@ class Pooled:
         """Helping is safe where no code of the user runs; it pays for cheap samples, and while
         the workers are still starting.
         """
-        return self._recipe.native and (self._recipe.bulk or not self.pool.ready)
+        return self._helps_always() or (self._recipe.native and not self.pool.ready)
+
+    def _helps_always(self) -> bool:
+        return self._recipe.native and self._recipe.bulk
 
     def _look(self) -> None:
         self._looked_at = time.monotonic()

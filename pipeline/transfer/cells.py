@@ -318,12 +318,13 @@ def settle(control: Any, ticket: Any) -> None:
 # ---------------------------------------------------------------- the consumer
 @njit(cache=True, nogil=True)
 def open_cells(
-    control: Any, ticket: Any, used: Any, short: Any, wake: Any, inputs: Any, outputs: Any
+    control: Any, ticket: Any, used: Any, short: Any, resting: Any, inputs: Any, outputs: Any
 ) -> None:
     """Make the cells of a ticket FREE and let workers see them.
 
     The ticket's row, ids and positions are written before. `inputs`: cells to be made;
-    `outputs`: cells of its buffer (fast mode).
+    `outputs`: cells of its buffer (fast mode). `resting`: how many workers may sleep on while
+    there is work.
     """
     tickets = int64(control[_W_TICKETS])
     cells = int64(control[_W_CELLS])
@@ -343,8 +344,9 @@ def open_cells(
     if outputs:
         store(control, _W_OUT_OPENED, uint64(ticket + 1))
     add(control, _W_BELL, uint64(1))
-    if load(control, _W_ASLEEP) != 0:
-        futex_wake(control, _W_BELL, wake)
+    spare = int64(load(control, _W_ASLEEP)) - resting
+    if spare > 0:
+        futex_wake(control, _W_BELL, min(spare, used) if inputs else spare)
 
 
 @njit(cache=True, nogil=True)

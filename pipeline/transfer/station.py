@@ -159,13 +159,18 @@ class TransferStation:
         fast: atomic slots, delivery as batches fill; else positional slots, delivery in order.
         shared: a memfd that other processes can attach to; else memory of this process.
         hint: which settings make the arena smaller, for the message when memory lacks.
+        resting: workers that are not woken for new work while others are awake: where the
+            consumer helps, more of them than processors would only take turns with it.
 
     Raises:
         ConfigError: not enough memory.
     """
 
-    def __init__(self, layout: Layout, *, fast: bool, shared: bool, hint: str = "") -> None:
+    def __init__(
+        self, layout: Layout, *, fast: bool, shared: bool, hint: str = "", resting: int = 0
+    ) -> None:
         self.layout = layout
+        self._resting = 0 if fast else resting
         self.fast = fast
         self.arena = Arena.create(layout.nbytes, "batches", hint, shared=shared)
         self.views = views(layout, self.arena.memory)
@@ -244,7 +249,7 @@ class TransferStation:
         self.views.positions[row, :n] = positions
         self._opened = ticket + 1
         self._slots_of[ticket] = n
-        kernels.open_cells(self.control, ticket, used, short, used, True, False)
+        kernels.open_cells(self.control, ticket, used, short, self._resting, True, False)
         if self.fast:
             self._place_buffers()
         return ticket
@@ -282,7 +287,7 @@ class TransferStation:
             self._placed = ticket + 1
             used = int(self.control[start + at.T_CELLS])
             short = bool(int(self.control[start + at.T_FLAGS]) & kernels.SHORT_LAST)
-            kernels.open_cells(self.control, ticket, used, short, used, False, True)
+            kernels.open_cells(self.control, ticket, used, short, 0, False, True)
 
     # ------------------------------------------------------------ taking
     def wait(self, patience_s: float) -> int:

@@ -33,7 +33,7 @@ def _open(control, ticket, used=LAYOUT.cells):
     row = LAYOUT.ticket_rows + ticket % LAYOUT.tickets * at.LINE
     control[row + at.T_CELLS] = used
     control[row + at.T_FLAGS] = 0
-    kernels.open_cells(control, ticket, used, False, used, True, False)
+    kernels.open_cells(control, ticket, used, False, 0, True, False)
 
 
 def _recover(control, worker, fast=False):
