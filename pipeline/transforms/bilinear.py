@@ -182,7 +182,7 @@ def resample_many(
     width: Any,
     channels: Any,
     ids: Array,
-    geo: Array,
+    boxes: Array,
     out: Array,
 ) -> Any:
     """Resample the boxes of n samples; return -1, or the first i whose id is out of range.
@@ -190,7 +190,7 @@ def resample_many(
     Args:
         images: uint64, address of the source images, uint8 `[count, height, width, channels]`.
         ids: i64[n], which source image each sample takes.
-        geo: what `draws.draw_samples` made: the boxes.
+        boxes: i64[n, draws.RECTANGLE].
         out: u8[n, height, width, channels] of the result, written.
     """
     pitch = width * channels
@@ -205,10 +205,10 @@ def resample_many(
             (height, width),
             channels,
             (
-                geo[i, draws.BOX_TOP],
-                geo[i, draws.BOX_LEFT],
-                geo[i, draws.BOX_HEIGHT],
-                geo[i, draws.BOX_WIDTH],
+                boxes[i, draws.TOP],
+                boxes[i, draws.LEFT],
+                boxes[i, draws.TALL],
+                boxes[i, draws.WIDE],
             ),
             at + uint64(i) * nbytes,
             (out.shape[1], out.shape[2]),

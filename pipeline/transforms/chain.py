@@ -16,14 +16,26 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import ConfigError
-from pipeline.transforms import bilinear, checks, draws, fuse, ops, resize, rows
+from pipeline.transforms import bilinear, checks, draws, fuse, ops, resize
 from pipeline.transforms.ops import Op
 from pipeline.transforms.stream import Stream
+from pipeline.transforms.tail import (
+    RESIZING,
+    Boxes,
+    Plan,
+    Sample,
+    Steps,
+    Values,
+    bits_of,
+    center_crop,
+    is_step,
+    move,
+    tail_start,
+)
 from rng import address
 
 Image = npt.NDArray[Any]
 Shape = tuple[int, int, int]
-RESIZING = (ops.Resize, ops.RandomResizedCrop)
 TOGETHER = 1 << 20  # bytes of resized images that wait for the tail at a time
 FIRST = np.zeros(1, np.int64)
 FLOATS = ("float16", "float32", "float64")
@@ -89,190 +101,6 @@ def op_numbers(chain: Sequence[Any]) -> list[int]:
     return numbers
 
 
-class _Sample:
-    """One sample's address."""
-
-    __slots__ = ("key", "lanes", "phase", "position", "positions")
-
-    def __init__(self, position: int, phase: int, key: int, lanes: int) -> None:
-        self.position = position
-        self.phase = phase
-        self.key = key
-        self.lanes = lanes
-        self.positions = np.array([position], np.uint64)
-
-
-class _Steps:
-    """Ops encoded for `draws.draw_samples`."""
-
-    def __init__(self, numbered: Sequence[tuple[Op, int]]) -> None:
-        self.erasings = sum(isinstance(op, ops.RandomErasing) for op, _ in numbered)
-        self.ints = np.zeros((len(numbered), draws.STEP_INTS), np.int64)
-        self.floats = np.zeros((len(numbered), draws.STEP_FLOATS), np.float64)
-        for row, (op, number) in enumerate(numbered):
-            ints, floats = op.step()
-            self.ints[row, 0] = op.kind or (
-                draws.CENTER if isinstance(op, ops.CenterCrop) else draws.RESIZE
-            )
-            self.ints[row, 1] = number
-            self.ints[row, 2 : 2 + len(ints)] = ints
-            self.floats[row, : len(floats)] = floats
-
-    def draw(self, sample: _Sample, height: int, width: int) -> tuple[Image, Image]:
-        """Return the geometry row and the erased rectangles of one sample."""
-        geo, erased = self.draw_many(
-            sample.positions, sample.phase, sample.key, sample.lanes, height, width
-        )
-        return geo[0], erased[0]
-
-    def draw_many(
-        self,
-        positions: npt.NDArray[np.uint64],
-        phase: int,
-        key: int,
-        lanes: int,
-        height: int,
-        width: int,
-    ) -> tuple[Image, Image]:
-        """Return the geometry and the erased rectangles of samples, one row each."""
-        geo = np.empty((len(positions), draws.GEO), np.int64)
-        erased = np.empty((len(positions), self.erasings, draws.ERASED), np.int64)
-        draws.draw_samples(
-            positions,
-            np.uint64(phase),
-            np.uint64(key),
-            np.uint64(lanes),
-            self.ints,
-            self.floats,
-            height,
-            width,
-            geo,
-            erased,
-        )
-        return geo, erased
-
-
-class _Values:
-    """What the tail's value ops make of uint8 images with `channels` channels."""
-
-    def __init__(self, tail: Sequence[Any], channels: int) -> None:
-        ramp = np.repeat(np.arange(256, dtype=np.uint8), channels).reshape(256, 1, channels)
-        unit = 255
-        pad = np.zeros((1, 1, channels), np.uint8)  # at most one op of a tail pads
-        unit = 255
-        erase_fills: list[Image] = []
-        for op in tail:
-            op.check_channels(channels)
-            if _may_pad(op):
-                value = op.fill if isinstance(op, ops.RandomCrop) else 0
-                pad = _pixel("RandomCrop.fill", value, channels, pad.dtype)
-            elif isinstance(op, ops.RandomErasing):
-                erase_fills.append(_pixel("RandomErasing.value", op.value, channels, ramp.dtype))
-            elif isinstance(op, ops.ValueOp):
-                erase_fills = [op.values(f, unit)[0] for f in erase_fills]
-                ramp, unit = op.values(ramp, unit)
-        self.dtype = ramp.dtype
-        self.table = _bits(np.ascontiguousarray(ramp[:, 0, :].T))
-        self.mode, self.planar, self.pixels = _formula(tail, channels, ramp)
-        self.pad = pad.reshape(-1)
-        self.erase_fill = _bits(
-            np.array(erase_fills, ramp.dtype).reshape(len(erase_fills), channels)
-        )
-
-
-class _Plan:
-    """The shapes of the fused tail, as its kernel takes them."""
-
-    def __init__(
-        self, source: tuple[int, ...], finished: tuple[int, ...], layout: str, mode: int
-    ) -> None:
-        self.source = source
-        self.finished = finished
-        channels = source[3]
-        if layout == "CHW":
-            _, height, width = finished
-            strides = (height * width, width, 1)
-        else:
-            height, width, _ = finished
-            strides = (1, width * channels, channels)
-        self.planar = strides[2] == 1
-        self.fields = np.array((*source, height, width, *strides, mode), np.int64)
-
-
-def _formula(tail: Sequence[Any], channels: int, table: Image) -> tuple[int, Image, Image]:
-    """Return how to compute the table `[256, 1, C]`, with the coefficients for CHW and HWC.
-
-    PLAIN is v * s - m, DIVIDED v / 255 * s - m in float32. TABLE if neither gives these very bits
-    for all 256 values.
-    """
-    s, m, divide = np.ones(channels, np.float32), np.zeros(channels, np.float32), False
-    for op in tail:
-        if isinstance(op, ops.Normalize):
-            s, m = op.coefficients(channels, 1 if divide else 255)
-        elif isinstance(op, ops.ToTensor) or (isinstance(op, ops.ToDtype) and op.scale):
-            divide = True
-    v = np.arange(256, dtype=np.float32).reshape(256, 1, 1)
-    values = ((v / np.float32(255.0) if divide else v) * s - m).astype(table.dtype)
-    mode = fuse.DIVIDED if divide else fuse.PLAIN
-    if not np.array_equal(_bits(values), _bits(table)):
-        mode = fuse.TABLE
-    both = np.stack((s, m))
-    pixels = np.resize(both[0], channels + rows.PIXELS), np.resize(both[1], channels + rows.PIXELS)
-    planar = np.repeat(both.T, 1 + rows.PIXELS, axis=1)
-    return mode, np.ascontiguousarray(planar), np.concatenate(pixels).reshape(1, -1)
-
-
-def _bits(values: Image) -> Image:
-    """Return float16 as its bits, which kernels can copy; anything else as it is."""
-    return values.view(np.uint16) if values.dtype == np.float16 else values
-
-
-def _pixel(field: str, value: Any, channels: int, dtype: Any) -> Image:
-    """Return one pixel `[1, 1, C]` of a value given as a number or one for each channel."""
-    numbers = checks.broadcast(field, checks.channels(field, value), channels)
-    if dtype == np.uint8 and any(not 0 <= v <= 255 or v != int(v) for v in numbers):
-        raise checks.refuse(field, "an integer in 0 .. 255 where the image is uint8", value)
-    return np.array(numbers, np.float64).astype(np.float32).astype(dtype).reshape(1, 1, -1)
-
-
-def _may_pad(op: Any) -> bool:
-    if isinstance(op, ops.RandomCrop):
-        return op.pad_if_needed or any(checks.padding("RandomCrop.padding", op.padding))
-    return isinstance(op, ops.CenterCrop)
-
-
-def _tail_start(chain: Sequence[Any]) -> int:
-    """Return where the longest fusable run of ops at the end begins."""
-    start = len(chain)
-    moved = False
-    padding: Any = None  # the one op that pads
-    for op in reversed(chain):
-        if isinstance(op, ops.RandomErasing):
-            if moved:  # what is erased must not move any more
-                break
-        elif isinstance(op, ops.RandomCrop | ops.CenterCrop):
-            constant = not isinstance(op, ops.RandomCrop) or op.padding_mode == "constant"
-            if not constant or (padding and _may_pad(op)):
-                break
-            padding = op if _may_pad(op) else padding
-            moved = True
-        elif isinstance(op, ops.RandomHorizontalFlip | ops.RandomVerticalFlip):
-            moved = True
-        elif isinstance(op, ops.ValueOp):
-            # Padding is bytes: what is padded after the value ops must be some byte's value, which
-            # is certain only of 0, and not for Normalize.
-            if padding and (isinstance(op, ops.Normalize) or not _pads_zero(padding)):
-                break
-        elif not isinstance(op, ops.ToLayout):
-            break
-        start -= 1
-    return start
-
-
-def _pads_zero(op: Any) -> bool:
-    return isinstance(op, ops.CenterCrop) or not any(checks.channels("fill", op.fill))
-
-
 class Chain:
     """The ops of a pipeline, ready to make samples.
 
@@ -303,22 +131,13 @@ class Chain:
         self._ops: list[Any] = [_checked(op, i) for i, op in enumerate(ops)]
         self._numbers = op_numbers(self._ops) if numbers is None else list(numbers)
         self._image = None if image is None else (int(image[0]), int(image[1]), int(image[2]))
-        self._tail = _tail_start(self._ops)
-        self._steps = [
-            _Steps([(op, number)]) if getattr(op, "kind", 0) and not isinstance(op, _User) else None
-            for op, number in zip(self._ops, self._numbers, strict=True)
-        ]
-        self._head_steps = _Steps(
-            [
-                (op, number)
-                for op, number in zip(self._ops[:1], self._numbers, strict=False)
-                if isinstance(op, RESIZING)
-            ]
-        )
-        tail = zip(self._ops[self._tail :], self._numbers[self._tail :], strict=True)
-        self._tail_steps = _Steps([(op, number) for op, number in tail if _is_step(op)])
-        self._values: dict[int, _Values] = {}
-        self._plan = _Plan((0, 0, 0, 0), (0, 0, 0), "HWC", fuse.TABLE)
+        self._tail = tail_start(self._ops)
+        numbered = list(zip(self._ops, self._numbers, strict=True))
+        self._steps = [Steps([pair]) if is_step(pair[0]) else None for pair in numbered]
+        self._boxes = [Boxes(*pair) if isinstance(pair[0], RESIZING) else None for pair in numbered]
+        self._tail_steps = Steps([pair for pair in numbered[self._tail :] if is_step(pair[0])])
+        self._values: dict[int, Values] = {}
+        self._plan = Plan((0, 0, 0, 0), (0, 0, 0), "HWC", fuse.TABLE)
         self._last: tuple[Image | None, int] = (None, 0)  # asking for an address is slow
         self._layout = "HWC"
         for op in self._ops:
@@ -351,10 +170,10 @@ class Chain:
     def _laid_out(self, shape: Shape) -> tuple[int, int, int]:
         return (shape[2], shape[0], shape[1]) if self._layout == "CHW" else shape
 
-    def _values_of(self, channels: int) -> _Values:
+    def _values_of(self, channels: int) -> Values:
         values = self._values.get(channels)
         if values is None:
-            values = self._values[channels] = _Values(self._ops[self._tail :], channels)
+            values = self._values[channels] = Values(self._ops[self._tail :], channels)
         return values
 
     # ------------------------------------------------------------ many samples
@@ -426,13 +245,14 @@ class Chain:
         size = self._ops[0].new_size(height, width)
         few = max(1, TOGETHER // (size[0] * size[1] * channels))
         resized = np.empty((min(few, len(ids)), *size, channels), np.uint8)
-        steps = self._head_steps
+        taken = self._boxes[0]
+        assert taken is not None
         for lo in range(0, len(ids), few):
             part = slice(lo, min(lo + few, len(ids)))
             n = part.stop - lo
-            geo, _ = steps.draw_many(positions[part], phase, key, lanes, height, width)
+            boxes = taken.draw(positions[part], phase, key, lanes, height, width)
             bad = bilinear.resample_many(
-                np.uint64(at), count, height, width, channels, ids[part], geo, resized[:n]
+                np.uint64(at), count, height, width, channels, ids[part], boxes, resized[:n]
             )
             if bad >= 0:
                 self._refuse(lo + bad, ids, positions, count)
@@ -469,7 +289,7 @@ class Chain:
         values = self._values_of(images.shape[3])
         plan = self._plan
         if plan.source != images.shape or plan.finished != out.shape[1:]:
-            plan = self._plan = _Plan(images.shape, out.shape[1:], self._layout, values.mode)
+            plan = self._plan = Plan(images.shape, out.shape[1:], self._layout, values.mode)
         bad = fuse.render(
             np.uint64(at),
             plan.fields,
@@ -484,7 +304,7 @@ class Chain:
             values.table,
             values.pad,
             values.erase_fill,
-            _bits(target).reshape(-1),
+            bits_of(target).reshape(-1),
         )
         if bad >= 0:
             self._refuse(bad, ids, positions, len(images))
@@ -512,7 +332,7 @@ class Chain:
             ConfigError: the image does not fit the ops, or the result does not fit `out`.
         """
         _check_address(phase, lanes)
-        sample = _Sample(position, phase, key, lanes)
+        sample = Sample(position, phase, key, lanes)
         address.sample_position(position // lanes)  # checks the range
         current, unit, layout = _source(image), 255, "HWC"
         for i in range(self._tail):
@@ -526,7 +346,7 @@ class Chain:
             current, unit = self._apply(i, current, unit, layout, sample)
         return self._finish(current, out)
 
-    def _finish_fused(self, image: Image, sample: _Sample, out: Image | None) -> Image:
+    def _finish_fused(self, image: Image, sample: Sample, out: Image | None) -> Image:
         height, width, channels = image.shape
         values = self._values_of(channels)
         for op in self._ops[self._tail :]:
@@ -564,9 +384,7 @@ class Chain:
                 "for instance with RandomCrop, Resize((h, w)) or ToDtype",
             )
 
-    def _apply(
-        self, i: int, image: Any, unit: int, layout: str, sample: _Sample
-    ) -> tuple[Any, int]:
+    def _apply(self, i: int, image: Any, unit: int, layout: str, sample: Sample) -> tuple[Any, int]:
         """Apply op i to an image `[H, W, C]` by itself."""
         op = self._ops[i]
         if isinstance(op, _User):
@@ -574,12 +392,9 @@ class Chain:
         height, width, channels = resize.shape_of(image) if resize.is_pillow(image) else image.shape
         op.check_channels(channels)
         size = op.new_size(height, width)
-        if isinstance(op, ops.Resize):
-            return resize.resample(image, (0, 0, height, width), size), 255
-        steps = self._steps[i]
-        if isinstance(op, ops.RandomResizedCrop) and steps:
-            geo, _ = steps.draw(sample, height, width)
-            top, left, tall, wide = (int(v) for v in geo[draws.BOX_TOP :])
+        boxes = self._boxes[i]
+        if boxes is not None:
+            _, top, left, tall, wide = boxes.draw(*sample.address, height, width)[0].tolist()
             return resize.resample(image, (top, left, tall, wide), size), 255
         if resize.is_pillow(image):
             image = resize.to_array(image)
@@ -589,13 +404,13 @@ class Chain:
         if isinstance(op, ops.ToLayout):
             return image, unit
         if isinstance(op, ops.CenterCrop):
-            return _center_crop(image, size), unit
-        if steps is None:
-            raise ConfigError(f"{type(op).__name__} cannot be applied")
+            return center_crop(image, size), unit
+        steps = self._steps[i]
+        assert steps is not None
         geo, erased = steps.draw(sample, height, width)
-        return _move(op, image, geo, erased), unit
+        return move(op, image, geo, erased), unit
 
-    def _call(self, i: int, op: _User, image: Any, layout: str, sample: _Sample) -> Image:
+    def _call(self, i: int, op: _User, image: Any, layout: str, sample: Sample) -> Image:
         """Call a user callable with an array of its own; return its result as `[H, W, C]`."""
         array = resize.to_array(image) if resize.is_pillow(image) else image
         array = np.array(array.transpose(2, 0, 1) if layout == "CHW" else array, order="C")
@@ -629,23 +444,39 @@ class Chain:
         taken to stay as it is across them.
         """
         height, width = int(image_shape[0]), int(image_shape[1])
-        sample = _Sample(position, phase, key, lanes)
+        sample = Sample(position, phase, key, lanes)
         found = []
-        for op, number, steps in zip(self._ops, self._numbers, self._steps, strict=True):
-            name = op.name if isinstance(op, _User) else type(op).__name__
-            entry: dict[str, Any] = {"op": name, "number": number}
+        for i, (op, number) in enumerate(zip(self._ops, self._numbers, strict=True)):
             if isinstance(op, _User):
-                entry["counters"] = [_counter(sample, number, 0, address.USER)]
-                found.append(entry)
+                stream = [_counter(sample, number, 0, address.USER)]
+                found.append({"op": op.name, "number": number, "counters": stream})
                 continue
-            if steps is not None:
-                geo, erased = steps.draw(sample, height, width)
+            if number:
                 blocks = _BLOCKS[op.kind]
-                entry["counters"] = [_counter(sample, number, b, address.AUGMENT) for b in blocks]
-                entry.update(_outcome(op, height, width, geo, erased))
-                found.append(entry)
+                counters = [_counter(sample, number, b, address.AUGMENT) for b in blocks]
+                entry = {"op": type(op).__name__, "number": number, "counters": counters}
+                found.append({**entry, **self._outcome(i, sample, height, width)})
             height, width = op.new_size(height, width)
         return found
+
+    def _outcome(self, i: int, sample: Sample, height: int, width: int) -> dict[str, Any]:
+        """Return what the draws of op i come to on an image of this size."""
+        op, steps, boxes = self._ops[i], self._steps[i], self._boxes[i]
+        if boxes is not None:
+            row = boxes.draw(*sample.address, height, width)[0]
+            return {"fallback": bool(row[draws.ATTEMPT] == draws.ATTEMPTS), **_rectangle(row)}
+        assert steps is not None
+        geo, erased = steps.draw(sample, height, width)
+        if isinstance(op, ops.RandomErasing):
+            row = erased[0]
+            gate = {"erase": bool(row[draws.TALL] > 0), "gate": bool(row[draws.ATTEMPT] >= 0)}
+            return {**gate, **_rectangle(row)}
+        if isinstance(op, ops.RandomCrop):
+            pads = op.pads(height, width)
+            top, left = int(geo[draws.SHIFT_Y]) + pads[1], int(geo[draws.SHIFT_X]) + pads[0]
+            return {"top": top, "left": left, "padding": list(pads)}
+        axis = draws.FLIP_X if isinstance(op, ops.RandomHorizontalFlip) else draws.FLIP_Y
+        return {"flip": bool(geo[axis] < 0)}
 
     def describe(self) -> list[dict[str, Any]]:
         """Return the chain as JSON-able data in one canonical form: it decides bytes."""
@@ -683,10 +514,6 @@ def _checked(op: Any, i: int) -> Any:
     return _User(op)
 
 
-def _is_step(op: Any) -> bool:
-    return isinstance(op, ops.CenterCrop) or bool(op.kind)
-
-
 def _out_dtype(op: Any) -> str:
     return "float32" if isinstance(op, ops.ToTensor) else checks.dtype("dtype", op.dtype)
 
@@ -715,73 +542,15 @@ def _check_address(phase: int, lanes: int) -> None:
         )
 
 
-def _counter(sample: _Sample, number: int, block: int, purpose: int) -> tuple[int, ...]:
+def _counter(sample: Sample, number: int, block: int, purpose: int) -> tuple[int, ...]:
     n, lane = divmod(sample.position, sample.lanes)
     place = address.sample_position(n, block)
     return address.counter(purpose, number, lane, sample.phase, place)
 
 
-def _outcome(op: Any, height: int, width: int, geo: Image, erased: Image) -> dict[str, Any]:
-    """Return what an op's draws came to, in plain words and ints."""
-    if isinstance(op, ops.RandomCrop):
-        left, top, _, _ = op.pads(height, width)
-        return {
-            "top": int(geo[draws.SHIFT_Y]) + top,
-            "left": int(geo[draws.SHIFT_X]) + left,
-            "padding": list(op.pads(height, width)),
-        }
-    if isinstance(op, ops.RandomHorizontalFlip):
-        return {"flip": bool(geo[draws.FLIP_X] < 0)}
-    if isinstance(op, ops.RandomVerticalFlip):
-        return {"flip": bool(geo[draws.FLIP_Y] < 0)}
-    row = erased[0] if isinstance(op, ops.RandomErasing) else geo[draws.BOX_ATTEMPT :]
-    attempt, top, left, tall, wide = (int(v) for v in row)
-    rectangle = {"top": top, "left": left, "height": tall, "width": wide}
-    if isinstance(op, ops.RandomErasing):
-        return {"erase": tall > 0, "gate": attempt >= 0, "attempt": attempt, **rectangle}
-    return {"fallback": attempt == draws.ATTEMPTS, "attempt": attempt, **rectangle}
-
-
-def _center_crop(image: Image, size: tuple[int, int]) -> Image:
-    top, left = (
-        (extra // 2 + (extra // 2 & 1 if extra & 1 else 0)) if extra >= 0 else -(-extra // 2)
-        for extra in (image.shape[0] - size[0], image.shape[1] - size[1])
-    )
-    before = (max(-top, 0), max(-left, 0))
-    after = (
-        max(size[0] - image.shape[0] - before[0], 0),
-        max(size[1] - image.shape[1] - before[1], 0),
-    )
-    padded = np.pad(image, ((before[0], after[0]), (before[1], after[1]), (0, 0)))
-    top, left = top + before[0], left + before[1]
-    return padded[top : top + size[0], left : left + size[1]]
-
-
-def _move(op: Any, image: Image, geo: Image, erased: Image) -> Image:
-    """Apply a drawn op to an image `[H, W, C]`, which is not written to."""
-    if isinstance(op, ops.RandomHorizontalFlip):
-        return image[:, ::-1] if geo[draws.FLIP_X] < 0 else image
-    if isinstance(op, ops.RandomVerticalFlip):
-        return image[::-1] if geo[draws.FLIP_Y] < 0 else image
-    if isinstance(op, ops.RandomErasing):
-        _, top, left, tall, wide = erased[0]
-        if not tall:
-            return image
-        pixel = _pixel("RandomErasing.value", op.value, image.shape[2], image.dtype)
-        out = image.copy()
-        out[top : top + tall, left : left + wide] = pixel
-        return out
-    left, top, right, bottom = op.pads(image.shape[0], image.shape[1])
-    if op.padding_mode == "constant":
-        shape = (image.shape[0] + top + bottom, image.shape[1] + left + right, image.shape[2])
-        padded = np.empty(shape, image.dtype)
-        padded[...] = _pixel("RandomCrop.fill", op.fill, shape[2], image.dtype)
-        padded[top : top + image.shape[0], left : left + image.shape[1]] = image
-    else:
-        padded = np.pad(image, ((top, bottom), (left, right), (0, 0)), mode=op.padding_mode)
-    y, x = int(geo[draws.SHIFT_Y]) + top, int(geo[draws.SHIFT_X]) + left
-    height, width = op.new_size(image.shape[0], image.shape[1])
-    return padded[y : y + height, x : x + width]
+def _rectangle(row: Image) -> dict[str, int]:
+    """Return a rectangle and which attempt gave it, in words."""
+    return dict(zip(("attempt", "top", "left", "height", "width"), row.tolist(), strict=True))
 
 
 # Earlier names.

@@ -20,7 +20,7 @@ again (chance below 2**-16 for images) reads the same word of block 0x10000 | k 
 
 Geometry of a sample is one affine map an axis: output column x comes from source column
 `flip_x * x + shift_x` if that lies in [x0, x1), else it is fill; crops and flips in any order
-compose into it (rows likewise). A resizing op only fills the box; it is a step list of its own.
+compose into it (rows likewise). `draw_samples` does all but resizing, `draw_boxes` that.
 """
 
 import math
@@ -40,18 +40,17 @@ int64: Any = numba.int64
 uint64: Any = numba.uint64
 
 CROP, RESIZED_CROP, HFLIP, ERASE, VFLIP, CALLABLE = 1, 2, 3, 4, 5, 31
-CENTER, RESIZE = 64, 65  # steps without draws: no kinds of op, they never reach an address
+CENTER = 64  # a step without draws: no kind of op, it never reaches an address
 ATTEMPTS = 10
 REDRAW = 0x10000
 STEP_INTS, STEP_FLOATS = 9, 6
 
 # Fields of a sample's geometry row (int64).
 FLIP_X, SHIFT_X, FLIP_Y, SHIFT_Y, X0, X1, Y0, Y1, WIDTH, HEIGHT = range(10)
-BOX_ATTEMPT, BOX_TOP, BOX_LEFT, BOX_HEIGHT, BOX_WIDTH = range(10, 15)  # what a resize reads
-GEO = 15
-# Fields of an erased rectangle (int64), in the finished image. Height 0: nothing is erased.
+GEO = 10
+# Fields of a rectangle (int64): a box to resize, or what is erased (height 0: nothing is).
 ATTEMPT, TOP, LEFT, TALL, WIDE = range(5)
-ERASED = 5
+RECTANGLE = 5
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
@@ -248,15 +247,13 @@ def draw_samples(
         shapes: f64[S, STEP_FLOATS]: the numbers of `area_and_aspect` and `resized_box`.
         height, width: of every source image.
         geo: i64[n, GEO], written.
-        erased: i64[n, E, ERASED], written.
+        erased: i64[n, E, RECTANGLE], written.
     """
     k0, k1 = key & uint64(0xFFFFFFFF), key >> uint64(32)
     for i in range(positions.shape[0]):
         n = positions[i] // lanes
         base = (uint64(3) << uint64(24)) | (positions[i] - n * lanes)
         _start(geo, i, height, width)
-        geo[i, BOX_ATTEMPT], geo[i, BOX_TOP], geo[i, BOX_LEFT] = 0, 0, 0
-        geo[i, BOX_HEIGHT], geo[i, BOX_WIDTH] = height, width
         rectangle = 0
         for s in range(steps.shape[0]):
             kind = steps[s, 0]
@@ -291,7 +288,7 @@ def draw_samples(
                 found = erase_rectangle(
                     steps[s, 2], shapes, s, geo[i, HEIGHT], geo[i, WIDTH], n, phase, site, k0, k1
                 )
-                for field in range(ERASED):
+                for field in range(RECTANGLE):
                     erased[i, rectangle, field] = found[field]
                 rectangle += 1
             elif kind == CENTER:
@@ -303,7 +300,31 @@ def draw_samples(
                     steps[s, 2],
                     steps[s, 3],
                 )
-            elif kind == RESIZED_CROP:
-                box = resized_box(shapes, s, height, width, n, phase, site, k0, k1)
-                for field in range(5):
-                    geo[i, BOX_ATTEMPT + field] = box[field]
+
+
+@njit(cache=True, nogil=True)
+def draw_boxes(
+    positions: npt.NDArray[np.uint64],
+    phase: Int,
+    key: Int,
+    lanes: Int,
+    op: Int,
+    shapes: F64,
+    height: Int,
+    width: Int,
+    boxes: I64,
+) -> None:
+    """Fill what RandomResizedCrop takes of every sample.
+
+    Args:
+        positions, phase, key, lanes, height, width: see `draw_samples`.
+        op: uint64, its number; shapes: f64[1, STEP_FLOATS].
+        boxes: i64[n, RECTANGLE], written.
+    """
+    k0, k1 = key & uint64(0xFFFFFFFF), key >> uint64(32)
+    for i in range(positions.shape[0]):
+        n = positions[i] // lanes
+        site = (uint64(3) << uint64(24)) | (op << uint64(16)) | (positions[i] - n * lanes)
+        box = resized_box(shapes, 0, height, width, n, phase, site, k0, k1)
+        for field in range(RECTANGLE):
+            boxes[i, field] = box[field]

@@ -22,11 +22,11 @@ from numba import int64, njit, uint64
 
 from pipeline.transforms import draws, rows
 from pipeline.transforms.draws import (
-    ERASED,
     FLIP_X,
     FLIP_Y,
     GEO,
     LEFT,
+    RECTANGLE,
     SHIFT_X,
     SHIFT_Y,
     TALL,
@@ -211,7 +211,7 @@ def render(
         if ids[i] < 0 or ids[i] >= count or positions[i] // lanes >= uint64(1 << 40):
             return int64(i)
     geo = np.empty((n, GEO), np.int64)
-    erased = np.empty((n, erase_fill.shape[0], ERASED), np.int64)
+    erased = np.empty((n, erase_fill.shape[0], RECTANGLE), np.int64)
     draws.draw_samples(positions, phase, key, lanes, steps, shapes, tall, wide, geo, erased)
 
     planar = plan[BY_PIXEL] == 1

@@ -195,7 +195,7 @@ def test_portable_exp_and_log_keep_their_bits() -> None:
 def many(ops: list[Any], n: int, height: int = 32, width: int = 32) -> tuple[Any, Any]:
     steps = T.Chain(ops, (height, width, 3))._tail_steps
     geo = np.empty((n, draws.GEO), np.int64)
-    erased = np.empty((n, steps.erasings, draws.ERASED), np.int64)
+    erased = np.empty((n, steps.erasings, draws.RECTANGLE), np.int64)
     u = np.uint64
     positions = np.arange(n, dtype=np.uint64)
     draws.draw_samples(
