@@ -326,13 +326,8 @@ class DataLoader:
         length = len(order.listed) if isinstance(order, Listed) else self._length
         plan = self._plan(length)
         self._pass = one = self._make_pass(self._epoch, self._offset, plan, order)
-        if self.mode == "fast":
-            mine = plan.all_positions(self._offset)
-            done = Coverage(0, self._resumed_ahead_places(mine))
-            if done.ahead or done.prefix:
-                one.left = mine[done.missing(len(mine))]
-            self._coverage = done
-            self._mine = mine
+        if self.mode == "fast" or self._resumed_ahead:
+            self._cover(one)
         if self.digest is not None:
             self.digest = audits.Digest()
         if one.steps == 0:
@@ -342,6 +337,19 @@ class DataLoader:
         if self._engine is None:
             self._engine = self._make_engine()
         self._engine.begin(one)
+
+    def _cover(self, one: Pass) -> None:
+        """Keep account of single positions: some beyond the offset may be delivered already."""
+        if self.world_size == 1:
+            self._mine = np.arange(one.offset, one.plan.length, dtype=np.uint64)
+        else:
+            self._mine = one.plan.all_positions(one.offset)
+        self._coverage = done = Coverage(0, self._resumed_ahead_places(self._mine))
+        if done.ahead or done.prefix:
+            left = self._mine[done.missing(len(self._mine))]
+            if self._tail == "drop":
+                left = left[: len(left) // self.batch_size * self.batch_size]
+            one.left = left
 
     def _make_pass(self, epoch: int, offset: int, plan: Plan, order: Order) -> Pass:
         return Pass(epoch, self._phase(epoch), offset, plan, order, self.split, self._seed)
@@ -417,17 +425,15 @@ class DataLoader:
         if self._coverage is None:
             self._offset = one.plan.offset_after(batch.step, one.offset)
             return
-        places = np.searchsorted(self._mine, batch.positions)
-        self._coverage.add(places)
-        whole, _ = divmod(self._coverage.prefix, self.batch_size)
-        if self._coverage.prefix == len(self._mine):
-            self._offset = one.plan.offset_after(max(0, one.plan.steps(one.offset) - 1), one.offset)
-            if not one.plan.steps(one.offset):
-                self._offset = one.offset
-        elif self.world_size == 1:
-            self._offset = one.offset + self._coverage.prefix
+        done = self._coverage
+        done.add(np.searchsorted(self._mine, batch.positions[: batch.real]))
+        if self.world_size == 1:
+            self._offset = one.offset + done.prefix
+        elif done.prefix == len(self._mine):
+            steps = one.plan.steps(one.offset)
+            self._offset = one.plan.offset_after(steps - 1, one.offset) if steps else one.offset
         else:
-            self._offset = one.offset + whole * one.plan.global_batch
+            self._offset = one.offset + done.prefix // self.batch_size * one.plan.global_batch
 
     def _ahead(self) -> tuple[tuple[int, int], ...]:
         """Fast mode: ranges of positions delivered at or beyond the offset."""
@@ -461,6 +467,9 @@ class DataLoader:
             if self._engine is not None:
                 self._engine.cancel()
             ahead = self._ahead()
+            if self._pass.plan.ends_at(self._offset + sum(b - a for a, b in ahead)):
+                self._finish(self._pass)
+                return
             if (self._offset, self._resumed_ahead) == (self._pass.offset, ahead):
                 self._fresh = True  # nothing was delivered: this pass is still due
             self._resumed_ahead = ahead
@@ -542,9 +551,8 @@ class DataLoader:
         length = self._length
         if self._pass is not None:
             length = self._pass.plan.length
-        covered = sum(b - a for a, b in ahead)
-        over = self._plan(length).ends_at(offset) if not self.sampler_unsized() else False
-        if (over or (covered and offset + covered >= length)) and offset + covered > 0:
+        over = self._plan(length).ends_at(offset + sum(b - a for a, b in ahead))
+        if over and (offset or ahead) and (self._pass is not None or self.sampler is None):
             epoch, offset, ahead = epoch + 1, 0, ()
         many = self.mode == "fast" and self.world_size > 1
         return State(
@@ -566,10 +574,6 @@ class DataLoader:
             world_size=self.world_size if many else None,
             overridden=self._overridden,
         )
-
-    def sampler_unsized(self) -> bool:
-        """Return whether the sampler does not tell its length."""
-        return self.sampler is not None and not hasattr(self.sampler, "__len__")
 
     def _fingerprint(self) -> str:
         if self._dataset_print is None:

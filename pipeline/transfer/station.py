@@ -302,9 +302,15 @@ class TransferStation:
             return kernels.BAD
         self._place_buffers()
         ticket = kernels.wait_any(
-            self.control, self._next, self._placed, self._taken, self._failures, patience, spins
+            self.control, self._next, self._due(), self._taken, self._failures, patience, spins
         )
         return kernels.READY if ticket >= 0 else kernels.PENDING
+
+    def _due(self) -> int:
+        """Fast mode: end of the tickets that may be taken now. A short batch is the last one."""
+        last = self._placed - 1
+        short = self._slots_of.get(last, self.layout.slots) < self.layout.slots
+        return last if short and len(self._slots_of) > 1 else self._placed
 
     def wait_for_straggler(self, patience_s: float) -> None:
         """Wait until nobody writes into some buffer of an abandoned pass, `patience_s` at most."""
@@ -333,9 +339,7 @@ class TransferStation:
     def take(self) -> Taken:
         """Return the next full batch, and lend its buffer. Call only when `wait` said READY."""
         if self.fast:
-            ticket = int(
-                kernels.first_complete(self.control, self._next, self._placed, self._taken)
-            )
+            ticket = int(kernels.first_complete(self.control, self._next, self._due(), self._taken))
             if ticket < 0:
                 raise InternalError("take() without a full batch")
             kernels.settle(self.control, ticket)

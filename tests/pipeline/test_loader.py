@@ -423,6 +423,35 @@ def test_a_sampler_may_give_nothing_or_hide_its_length():
     assert loader.state_dict()["epoch"] == 1
 
 
+def test_a_sampler_may_give_more_than_the_data_set_has_and_its_place_is_kept():
+    def loader():
+        return numbers(5, sampler=[0, 1, 2, 3, 4] * 4, batch_size=3)
+
+    first = loader()
+    done = [x.tolist() for _, x in zip(range(3), first, strict=False)]
+    second = loader()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert (
+        functools.reduce(operator.iadd, done + [x.tolist() for x in second], [])
+        == [0, 1, 2, 3, 4] * 4
+    )
+    assert second.epoch == 1
+
+
+@pytest.mark.parametrize("sampler", [None, range(8)])
+def test_leaving_after_the_last_batch_is_the_end_of_the_epoch(sampler):
+    for how_ in HOW:
+        with numbers(10, sampler=sampler, batch_size=4, **how_) as loader:
+            for step, _ in enumerate(loader, 1):
+                if step == len(loader):
+                    break
+            assert loader.state_dict()["epoch"] == 1
+            loader.close()
+            assert (loader.state_dict()["epoch"], loader.state_dict()["offset"]) == (1, 0)
+            assert len(list(loader)) == len(loader)
+            assert loader.epoch == 2
+
+
 # ---------------------------------------------------------------- random access
 @how
 def test_batch_at_and_sample_at_give_what_a_pass_delivers(how):
@@ -653,7 +682,10 @@ def test_dropping_an_iterator_many_times_keeps_counts_constant():
         for k in range(100):
             for _ in loader:
                 break
-            if k > 5:
+            if k == 0:
+                pool = loader._engine.pool
+                helpers.wait_until(lambda pool=pool: pool.pids() and len(pool.ready) == 2, 20)
+            elif k > 5:
                 fds = len(os.listdir("/proc/self/fd"))
                 counts.add((fds, threading.active_count(), len(loader.worker_pids())))
         assert len(counts) == 1

@@ -267,6 +267,19 @@ def test_the_short_last_chunk_has_its_place_kept_at_the_end_of_the_last_batch():
     station.close()
 
 
+def test_a_short_batch_is_taken_last_though_it_is_full_first():
+    station, (a, *_) = _station(fast=True)
+    _open(station, 0, 6)
+    _open(station, 6, 1)
+    orders = [a.claim(0.0) for _ in range(4)]
+    _work(station, a, orders[3])
+    assert station.wait(0.0) == kernels.PENDING
+    for order in orders[:3]:
+        _work(station, a, order)
+    assert [len(station.take().positions) for _ in range(2)] == [6, 1]
+    station.close()
+
+
 def test_a_chunk_without_a_place_waits_and_finds_one_later():
     station, (a, b, _) = _station(fast=True, depth=1, held=0)
     _open(station, 0, 6)
