@@ -137,6 +137,7 @@ class Chain:
         self._boxes = [Boxes(*pair) if isinstance(pair[0], RESIZING) else None for pair in numbered]
         self._tail_steps = Steps([pair for pair in numbered[self._tail :] if is_step(pair[0])])
         self._values: dict[int, Values] = {}
+        self._finished: dict[tuple[int, ...], Shape] = {}  # what the tail makes of a shape
         self._plan = Plan((0, 0, 0, 0), (0, 0, 0), "HWC", fuse.TABLE)
         self._last: tuple[Image | None, int] = (None, 0)  # asking for an address is slow
         self._layout = "HWC"
@@ -347,11 +348,15 @@ class Chain:
         return self._finish(current, out)
 
     def _finish_fused(self, image: Image, sample: Sample, out: Image | None) -> Image:
-        height, width, channels = image.shape
-        values = self._values_of(channels)
-        for op in self._ops[self._tail :]:
-            height, width = op.new_size(height, width)
-        shape = self._laid_out((height, width, channels))
+        values = self._values_of(image.shape[2])
+        shape = self._finished.get(image.shape)
+        if shape is None:
+            height, width, channels = image.shape
+            for op in self._ops[self._tail :]:
+                height, width = op.new_size(height, width)
+            shape = self._laid_out((height, width, channels))
+            if len(self._finished) < 1000:
+                self._finished[image.shape] = shape
         if out is None:
             out = np.empty(shape, values.dtype)
         self._check_out(out, shape, values.dtype)
@@ -526,7 +531,7 @@ def _source(image: Any) -> Any:
     array = np.asarray(image)
     if array.ndim == 2:
         array = array[:, :, None]
-    known = array.dtype.name in ("uint8", *FLOATS)
+    known = array.dtype == np.uint8 or array.dtype.name in FLOATS
     if array.ndim != 3 or not known or not array.size:
         raise ConfigError(
             f"an image is {array.dtype}{list(array.shape)}; expected uint8[H, W, C] or uint8[H, W]"
@@ -551,8 +556,3 @@ def _counter(sample: Sample, number: int, block: int, purpose: int) -> tuple[int
 def _rectangle(row: Image) -> dict[str, int]:
     """Return a rectangle and which attempt gave it, in words."""
     return dict(zip(("attempt", "top", "left", "height", "width"), row.tolist(), strict=True))
-
-
-# Earlier names.
-_number = op_numbers
-_wants_stream = takes_rng

@@ -6,8 +6,9 @@
 
 Two stages, a block of rows at a time: bytes are gathered into a small scratch, cropped, flipped and
 split into channels; then each channel's run of bytes becomes values, written in the order of the
-output. (One stage that wrote three planes at once took 1.4 times as long; so did stages a row at a
-time, whose loads wait for the stores just made.)
+output. So padding, flips, odd widths and layouts concern bytes only, and one converter serves all.
+(One stage that writes three planes at once saves 0.07 of 0.67 us for a 32x32 image without padding,
+measured on Sapphire Rapids; it would need vector code for each layout's edges.)
 
 `table` is what the value ops of the chain make of 0 .. 255, so the bits do not depend on compiler
 or machine. Where it is `v * s - m` or `v / 255 * s - m` in float32, rows are computed with these

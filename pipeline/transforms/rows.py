@@ -2,7 +2,8 @@
 
 `gather` intrinsics move pixels (bytes to bytes), `convert` intrinsics compute values (bytes to the
 output's dtype), each at plain addresses and 16 at a time. The last step is moved back to end with
-the row, so no access leaves it; hence rows of 16 or more only. Written as LLVM vectors since the
+the row, so no access leaves it; hence rows of 16 or more only. `transpose_16` and `weigh_16` serve
+resampling. Written as LLVM vectors since the
 auto-vectoriser leaves such short rows scalar (four times slower, measured), and since an
 @intrinsic compiles in a fraction of the time of an inlined function.
 
