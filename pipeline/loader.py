@@ -36,6 +36,7 @@ from pipeline.errors import ConfigError, SampleError, StateError
 from pipeline.plan import ORDERS, TAILS, Coverage, Listed, Order, Plan, make_order, sampled
 from pipeline.recipe import Recipe, SampleFailure
 from pipeline.state import State, short_digest
+from pipeline.workers import payload
 from rng import address
 
 _log = logging.getLogger("samebatch")
@@ -208,6 +209,7 @@ class DataLoader:
         self._length = len(dataset)
         self._key = 0
         self._recipe = self._make_recipe()
+        self._local: Recipe | None = None
         self._check_length()
         self._dataset_print: str | None = None
         self._epoch = 0
@@ -369,17 +371,28 @@ class DataLoader:
             ids = one.order.ids(positions)
         began = time.perf_counter_ns()
         try:
-            self._recipe.probe(int(ids[0]), int(positions[0]), one.phase)
+            self._here().probe(int(ids[0]), int(positions[0]), one.phase)
         except SampleFailure as e:
-            self._pass, self._fresh = None, True
             where = f"{one.locate(e.position)} worker=none (first sample, made alone)"
             raise sample_error(self._recipe, e, where) from e.__cause__
-        except SampleError:
-            self._pass, self._fresh = None, True
-            raise
+        self._recipe.adopt(self._here())
         self._probe_ns = time.perf_counter_ns() - began
 
     _probe_ns = 0
+
+    def _here(self) -> Recipe:
+        """Return the recipe for samples that are made in this process.
+
+        Worker processes get the data set as the user made it, not one that has opened files here:
+        code of the user therefore runs on a copy.
+        """
+        if self._local is None:
+            if self.num_workers == 0 or self._method == "thread" or self._recipe.native:
+                self._local = self._recipe
+            else:
+                with payload.pack(self._recipe) as carried:
+                    self._local = payload.unpack(carried)
+        return self._local
 
     def _make_engine(self) -> Engine:
         if self.num_workers == 0:
@@ -507,16 +520,13 @@ class DataLoader:
         one = self._make_pass(epoch, 0, plan, order)
         ids, positions, _ = one.work(operator.index(step))
         if self._recipe.fields is None:
-            fresh = self._fresh
-            self._probe(
-                self._make_pass(epoch, int(positions[0]) if len(positions) else 0, plan, order)
-            )
-            self._fresh = fresh
+            first = int(positions[0]) if len(positions) else 0
+            self._probe(self._make_pass(epoch, first, plan, order))
         assert self._recipe.fields is not None
         arrays = [np.zeros((len(ids), *f.shape), f.dtype) for f in self._recipe.fields]
         if len(ids):
             try:
-                self._recipe.fill(arrays, 0, ids, positions, one.phase)
+                self._here().fill(arrays, 0, ids, positions, one.phase)
             except SampleFailure as e:
                 where = one.locate(e.position)
                 raise sample_error(self._recipe, e, where) from e.__cause__
@@ -535,7 +545,7 @@ class DataLoader:
             raise IndexError(f"position {position} is not in [0, {length})")
         ids = order.ids(np.array([position], np.uint64))
         try:
-            return self._recipe.sample(int(ids[0]), position, self._phase(epoch))
+            return self._here().sample(int(ids[0]), position, self._phase(epoch))
         except SampleFailure as e:
             raise (e.__cause__ or e) from None
 
@@ -618,7 +628,7 @@ class DataLoader:
         if loaded.seed != self._seed:
             self._seed = loaded.seed
             self._close_engine()
-            self._recipe = self._make_recipe()
+            self._recipe, self._local = self._make_recipe(), None
             self._orders = {}
         self._epoch, self._offset, self._fresh = loaded.epoch, loaded.offset, True
         self._resumed_ahead = loaded.ahead

@@ -111,6 +111,10 @@ class Recipe:
             self._structure = Structure(self.sample(sample_id, position, phase))
             self._fields = self._structure.fields
 
+    def adopt(self, other: "Recipe") -> None:
+        """Take over the fields that a copy of this recipe has learnt."""
+        self._structure, self._fields = other._structure, other._fields
+
     def warm(self) -> None:
         """Compile or load the kernels of a bulk recipe, by making one sample.
 

@@ -157,7 +157,7 @@ def _send(sock: socket.socket, message: dict[str, Any], fds: list[int] | None = 
 def _warm() -> None:
     """Import what workers need and load their kernels, once instead of once a worker."""
     from pipeline.workers import entry
-    from rng import compiling
+    from rng.kernel import announcer
 
-    compiling.announcer.said = True  # the loader's process says it
+    announcer.said = True  # the loader's process says it
     entry.warm()

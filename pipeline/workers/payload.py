@@ -101,7 +101,11 @@ def pack(obj: Any) -> Arena:
 
 
 def unpack(arena: Arena) -> Any:
-    """Return the object; its big arrays are views of the arena, which must outlive it."""
+    """Return the object; its big arrays are views of the arena's memory.
+
+    Raises:
+        ConfigError: unpickling fails; the message names the error.
+    """
     magic, body_nbytes, count = _HEADER.unpack_from(arena.memory, 0)
     if magic != _MAGIC:
         raise ConfigError("this memory holds no payload for a worker")
@@ -110,7 +114,15 @@ def unpack(arena: Arena) -> Any:
     ]
     start = _HEADER.size + count * _ENTRY.size
     body = arena.memory[start : start + body_nbytes]
-    return pickle.loads(body, buffers=[arena.memory[o : o + n] for o, n in entries])
+    try:
+        return pickle.loads(body, buffers=[arena.memory[o : o + n] for o, n in entries])
+    except Exception as e:
+        raise ConfigError(
+            f"the data set or a transform can be pickled, but not unpickled: "
+            f"{type(e).__name__}: {e}",
+            do="look at its __reduce__ or __setstate__; or use num_workers=0 or "
+            "worker_method='thread'",
+        ) from e
 
 
 def _write(fd: int, offset: int, data: memoryview) -> None:
