@@ -19,7 +19,7 @@ What is promised, for a given STREAM_VERSION:
 
 from typing import TYPE_CHECKING, Any
 
-from rng import address, compiling
+from rng import address
 from rng.generator import Generator, auto_seed, default_generator, default_seed, manual_seed
 from rng.permute import permutation, permutation_from_key
 from rng.philox import philox4x32
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from rng.threefry import threefry4x32
 
 STREAM_VERSION = 1
-compiling.announce()
 
 __all__ = [
     "STREAM_VERSION",

@@ -19,10 +19,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numba import njit, uint64
+from numba import uint64
 from numpy.typing import ArrayLike, NDArray
 
 from rng import address, permute, philox
+from rng.kernel import kernel
 from rng.stream import Stream
 
 ROUNDS = 12
@@ -121,7 +122,7 @@ class RandomAccessPermutation:
 
 
 # ---------------------------------------------------------------- kernels
-@njit(cache=True, nogil=True)
+@kernel
 def _function(x: Any, k0: Any, k1: Any) -> Any:
     """Return 32 mixed bits of x < 2**32."""
     low = uint64(0xFFFFFFFF)
@@ -131,7 +132,7 @@ def _function(x: Any, k0: Any, k1: Any) -> Any:
     return (p >> uint64(32)) ^ (p & low)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _encode(values: Any, n: Any, bits: Any, keys: Any) -> None:
     right_bits = bits - (bits >> uint64(1))
     left_mask = (uint64(1) << (bits >> uint64(1))) - uint64(1)
@@ -149,7 +150,7 @@ def _encode(values: Any, n: Any, bits: Any, keys: Any) -> None:
         values[q] = x
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _decode(values: Any, n: Any, bits: Any, keys: Any) -> None:
     right_bits = bits - (bits >> uint64(1))
     left_mask = (uint64(1) << (bits >> uint64(1))) - uint64(1)

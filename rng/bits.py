@@ -12,9 +12,10 @@ from typing import Any
 
 import numba
 import numpy as np
-from numba import cfunc, float64, njit, types, uint64
+from numba import cfunc, float64, types, uint64
 
 from rng import address, philox
+from rng.kernel import kernel
 from rng.stream import Stream
 
 # The state: u64[_SIZE] = key halves, c2, c3, next position, words used, then the words themselves.
@@ -83,7 +84,7 @@ _array_at: Any = numba.carray  # type: ignore[attr-defined]
 _STATE = _pointer_to(types.uint64)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _refill(s: Any) -> None:
     words = s[_WORDS:].view(np.uint32)
     philox.blocks(words, uint64(0), s[_POSITION], s[_C2], s[_C3], s[_K0], s[_K1])
@@ -91,7 +92,7 @@ def _refill(s: Any) -> None:
     s[_USED] = uint64(0)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _take(s: Any) -> Any:
     """Return the next word, as u64."""
     if s[_USED] == uint64(philox.WORDS):

@@ -6,18 +6,20 @@ compiler, flags or machine.
 
 from typing import Any
 
-from numba import float64, int64, njit, uint32, uint64
+from numba import float64, int64, uint32, uint64
+
+from rng.kernel import kernel
 
 UNIT_24 = 2.0**-24
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def unit(word: Any) -> Any:
     """Return a float64 in [0, 1): (word >> 8) * 2**-24, exact also as float32. Draws: 1 word."""
     return float64(uint32(word) >> uint32(8)) * UNIT_24
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def below(word: Any, n: Any) -> Any:
     """Return an int in [0, n) for 1 <= n < 2**32, or -1: draw again at the next attempt.
 

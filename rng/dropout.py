@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types, uint8, uint32, uint64
+from numba import types, uint8, uint32, uint64
 from numpy.typing import NDArray
 
 from rng import address, fill, philox
+from rng.kernel import kernel
 
 Array = NDArray[Any]
 _LANES = 256  # elements of one inner step: whole blocks for every width, whole bytes of mask
@@ -242,7 +243,7 @@ def _compare(typingctx: Any, mask: Any, at: Any, lanes: Any, limit: Any) -> Any:
     return signature, codegen
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _mask(out: Any, first: Any, bits: Any, limit: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> None:
     """Fill `out` (u8[n]) with the keep bits from element `first` on, a multiple of 8."""
     words = np.empty(_LANES, np.uint32)
@@ -302,7 +303,7 @@ def _select_8(typingctx: Any, x: Any, out: Any, at: Any, keep: Any, scale: Any) 
     return signature, codegen
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _apply(x: Any, out: Any, mask: Any, scale: Any) -> None:
     """Fill out (f32[n]) with x * scale or 0; out may be x."""
     n = uint64(x.size)

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import float32, float64, int32, int64, njit, types, uint32, uint64
+from numba import float32, float64, int32, int64, types, uint32, uint64
 from numpy.typing import NDArray
 
 from rng import philox
+from rng.kernel import kernel
 
 _CHUNK = 4 * philox.WORDS  # words made, then transformed: 2 KiB of the first-level cache
 _BUFFER = 1 << 16  # elements that pass through a buffer at a time
@@ -188,7 +189,7 @@ def _polynomial(builder: Any, w: Any, table: Any, upper: Any) -> tuple[Any, Any]
     return c01, p
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def words(
     out: Any,
     first: Any,
@@ -233,7 +234,7 @@ def words(
         _part(out, at, n - at, zero, where, kind, real, low, span, rows, upper, scales)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _part(
     out: Any,
     at: Any,
@@ -260,7 +261,7 @@ def _part(
         out[at + q] = buffer[lead + q]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _transform(
     words: Any,
     base: Any,
@@ -302,7 +303,7 @@ def _transform(
                 floats[base + q] = float32(shift + float32(floats[base + q] * scale))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _transform_64(words: Any, base: Any, need: Any, kind: Any, real: Any) -> None:
     """Turn `need` pairs of words into float64, in place."""
     longs, doubles = words.view(np.uint64), words.view(np.float64)
@@ -316,7 +317,7 @@ def _transform_64(words: Any, base: Any, need: Any, kind: Any, real: Any) -> Non
             doubles[base + q] = min(shift + unit * scale, most)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _exp(x: Any) -> Any:
     """Return exp(x) to 1e-11 of itself by additions and multiplications alone: no libm."""
     x = min(max(x, -700.0), 700.0)
@@ -347,7 +348,7 @@ def _power_of_two(typingctx: Any, k: Any) -> Any:
     return types.float64(types.int64), codegen
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def bernoulli(
     out: Any, first: Any, start: Any, c2: Any, c3: Any, k0: Any, k1: Any, threshold: Any
 ) -> None:
@@ -368,7 +369,7 @@ def bernoulli(
         lead = uint64(0)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def below(
     out: Any,
     first: Any,
@@ -425,7 +426,7 @@ def below(
         lead = uint64(0)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def again(
     position: Any,
     place: Any,
@@ -460,7 +461,7 @@ def again(
     return value
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def search(out: Any, cuts: Any) -> None:
     """Replace each u64 x of `out` by the first k with (x >> 11) < cuts[k], in place."""
     for q in range(out.size):

@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from rng import address
+from rng.kernel import kernel
 from rng.stream import Stream
 
 Array = NDArray[Any]
@@ -312,7 +312,7 @@ def _make(
 
 
 # ---------------------------------------------------------------- kernel
-@njit(cache=True, nogil=True)
+@kernel
 def _householder(a: Any, q: Any) -> None:
     """Overwrite `a` (f64[m, n], m >= n) and set q to Q of its QR factors, with R's diagonal > 0.
 
@@ -339,7 +339,7 @@ def _householder(a: Any, q: Any) -> None:
         _reflect(a, q, k, k, scale[k], dots)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _reflect(v: Any, a: Any, k: Any, first: Any, scale: Any, dots: Any) -> None:
     """Replace columns first ... of `a` by their reflection: a -= scale * v (v . a), v = v[k:, k]."""
     m, n = a.shape

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types, uint64
+from numba import types, uint64
 from numpy.typing import NDArray
 
 from rng import address, philox
+from rng.kernel import kernel
 
 MAX_N = 1 << 56
 _BLOCKS = philox.BLOCKS
@@ -145,7 +146,7 @@ def _prefetch(typingctx: Any, array: Any, i: Any) -> Any:
     return signature, codegen
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def bounded(i: Any, m: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
     """Return an exact uniform integer in [0, m), the one of index i. Draws: 1 block, rarely more.
 
@@ -165,7 +166,7 @@ def bounded(i: Any, m: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
     return high
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _fisher_yates(a: Any, k0: Any, k1: Any, c2: Any, c3: Any) -> None:
     """Fill `a` with 0 ... n-1 and shuffle it. `a`: u32[n] or u64[n]."""
     k0, k1, c2, c3 = uint64(k0), uint64(k1), uint64(c2), uint64(c3)
@@ -200,7 +201,7 @@ def _fisher_yates(a: Any, k0: Any, k1: Any, c2: Any, c3: Any) -> None:
         i -= count
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _last_steps(out: Any, n: Any, k0: Any, k1: Any, c2: Any, c3: Any) -> None:
     """Make the first out.size steps of the shuffle of 0 ... n-1 in a hash table of what moved."""
     mask = uint64(1)
@@ -222,7 +223,7 @@ def _last_steps(out: Any, n: Any, k0: Any, k1: Any, c2: Any, c3: Any) -> None:
         values[at] = held
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _find(places: Any, place: Any, empty: Any, mask: Any) -> Any:
     """Return the slot of `place`, or the free one where it belongs."""
     at = (place * uint64(0x9E3779B97F4A7C15)) >> uint64(20) & mask

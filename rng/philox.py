@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import extending, njit, types, uint32, uint64
+from numba import extending, types, uint32, uint64
 from numba.core import cgutils
 from numpy.typing import ArrayLike, NDArray
+
+from rng.kernel import kernel
 
 # numba types the decorated function as if the typing context were an argument of the call.
 intrinsic: Callable[[Any], Any] = extending.intrinsic
@@ -92,7 +94,7 @@ def _words(name: str, values: ArrayLike, last: int) -> NDArray[np.uint32]:
     return array.astype(np.uint32)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _philox(counters: Any, keys: Any, rounds: Any, out: Any) -> None:
     """Philox4x32 with a number of rounds chosen at run time."""
     one_key = keys.shape[0] == 1

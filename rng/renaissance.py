@@ -17,11 +17,12 @@ import math
 from typing import Any, Protocol
 
 import numpy as np
-from numba import float32, njit
+from numba import float32
 from numba import uint64 as u64
 from numpy.typing import NDArray
 
 from rng import address, philox
+from rng.kernel import kernel
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _F32 = np.float32
@@ -415,14 +416,14 @@ def _round(x: np.float32) -> int:
 
 
 # ---------------------------------------------------------------- kernels
-@njit(cache=True, nogil=True)
+@kernel
 def _swaps(values: Any, r0: Any) -> None:
     for i in range(values.size - 1, 0, -1):
         j = r0[i] % (i + 1)
         values[i], values[j] = values[j], values[i]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _dropout_uniform(out: Any, seed: Any) -> None:
     for i in range(u64(out.size)):
         c = seed + i

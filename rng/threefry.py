@@ -10,10 +10,11 @@ section 3.2; constants and word order as in Random123's `threefry.h`. Twenty rou
 from typing import Any
 
 import numpy as np
-from numba import njit, uint32
+from numba import uint32
 from numpy.typing import ArrayLike, NDArray
 
 from rng import philox
+from rng.kernel import kernel
 
 PARITY = 0x1BD11BDA
 ROUNDS = 20
@@ -42,7 +43,7 @@ def threefry4x32(counter: ArrayLike, key: ArrayLike, rounds: int = ROUNDS) -> ND
     return philox.apply_blocks(_threefry, counter, key, 4, rounds, 72)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _threefry(counters: Any, keys: Any, rounds: Any, out: Any) -> None:
     one_key = keys.shape[0] == 1
     schedule = np.empty(5, np.uint32)
@@ -63,7 +64,7 @@ def _threefry(counters: Any, keys: Any, rounds: Any, out: Any) -> None:
                 out[i, 3] += uint32(s)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _mix(x: Any, i: Any, a: Any, b: Any, turn: Any) -> None:
     x[i, a] += x[i, b]
     x[i, b] = uint32(x[i, b] << turn | x[i, b] >> (uint32(32) - turn)) ^ x[i, a]

@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import int64, njit, types, uint64
+from numba import int64, types, uint64
 from numba.extending import intrinsic
+
+from rng.kernel import kernel
 
 if sys.byteorder != "little":  # pragma: no cover - no such machine is supported by numba today
     raise ImportError("samebatch needs a little-endian machine: futex words are low halves")
@@ -131,7 +133,7 @@ def _address(typingctx: Any, words: Any, index: Any) -> Any:
     return types.uintp(words, types.intp), codegen
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def futex_wait(words: Any, index: Any, seen: Any, timeout_ns: Any) -> None:
     """Sleep while the low half of words[index] is still `seen`, `timeout_ns` at most.
 
@@ -151,7 +153,7 @@ def futex_wait(words: Any, index: Any, seen: Any, timeout_ns: Any) -> None:
     )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def futex_wake(words: Any, index: Any, count: Any) -> None:
     """Wake at most `count` sleepers of words[index]."""
     _syscall(
@@ -165,7 +167,7 @@ def futex_wake(words: Any, index: Any, count: Any) -> None:
     )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def parent_pid() -> Any:
     """Return getppid(), callable without the interpreter."""
     return _syscall(

@@ -17,7 +17,7 @@ between any two instructions.
 
 from typing import Any
 
-from numba import int64, njit, uint64
+from numba import int64, uint64
 
 from pipeline.transfer import layout as at
 from pipeline.transfer.atomics import (
@@ -30,6 +30,7 @@ from pipeline.transfer.atomics import (
     store,
     swap,
 )
+from rng.kernel import kernel
 
 # What waiting calls return instead of a cell or a ticket.
 NOTHING = -1
@@ -71,12 +72,12 @@ CANCELLED = 1  # bits of a ticket's flags
 SHORT_LAST = 2
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _word(generation: Any, state: Any) -> Any:
     return uint64(generation) << uint64(16) | uint64(state)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _take(control: Any, cursor: Any, opened: Any, base: Any, worker: Any, run: Any) -> Any:
     """Claim the next FREE cell of one table; return it or NOTHING. One pass, no waiting.
 
@@ -114,12 +115,12 @@ def _take(control: Any, cursor: Any, opened: Any, base: Any, worker: Any, run: A
             return int64(BROKEN)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _sleep(control: Any, bell: Any, patience_ns: Any) -> None:
     futex_wait(control, _W_BELL, bell, patience_ns)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def claim(control: Any, worker: Any, patience_ns: Any, spins: Any) -> Any:
     """Return a cell that now belongs to `worker`; or NOTHING after `patience_ns`; or STOPPED."""
     base = int64(control[_W_IN])
@@ -150,7 +151,7 @@ def claim(control: Any, worker: Any, patience_ns: Any, spins: Any) -> Any:
     return q
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _complete(control: Any, base: Any, ticket: Any) -> Any:
     """Return READY, BAD (all over, some FAILED) or PENDING for the cells of one ticket."""
     tickets = int64(control[_W_TICKETS])
@@ -170,19 +171,19 @@ def _complete(control: Any, base: Any, ticket: Any) -> Any:
     return result
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def ticket_state(control: Any, ticket: Any, out: Any) -> Any:
     """Return READY, BAD or PENDING; `out`: by the cells of its buffer (fast mode)."""
     return _complete(control, int64(control[_W_OUT] if out else control[_W_IN]), ticket)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _ring_consumer(control: Any) -> None:
     add(control, _W_CBELL, uint64(1))
     futex_wake(control, _W_CBELL, 1)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _leave(control: Any, worker: Any, q: Any, final: Any) -> Any:
     """Swap the cell CLAIMED(worker) → final; False if it was not this worker's."""
     cells = int64(control[_W_CELLS])
@@ -195,7 +196,7 @@ def _leave(control: Any, worker: Any, q: Any, final: Any) -> Any:
     return ok
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def commit(control: Any, worker: Any, q: Any) -> Any:
     """Publish the cell's bytes and wake the consumer if it waits for this batch."""
     ok = _leave(control, worker, q, _DONE)
@@ -205,7 +206,7 @@ def commit(control: Any, worker: Any, q: Any) -> Any:
     return ok
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def fail(control: Any, worker: Any, q: Any) -> Any:
     """Mark the cell FAILED and wake the consumer."""
     ok = _leave(control, worker, q, _FAILED)
@@ -214,7 +215,7 @@ def fail(control: Any, worker: Any, q: Any) -> Any:
     return ok
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def cancelled(control: Any, q: Any) -> Any:
     """Return whether the consumer abandoned the ticket of this cell."""
     row = (q // int64(control[_W_CELLS])) % int64(control[_W_TICKETS])
@@ -223,7 +224,7 @@ def cancelled(control: Any, q: Any) -> Any:
 
 
 # ---------------------------------------------------------------- fast mode: atomic slots
-@njit(cache=True, nogil=True)
+@kernel
 def _take_reserved(control: Any, worker: Any, q: Any) -> Any:
     cells = int64(control[_W_CELLS])
     if int64(load(control, _W_OUT_OPENED)) <= q // cells:
@@ -237,7 +238,7 @@ def _take_reserved(control: Any, worker: Any, q: Any) -> Any:
     return int64(NOTHING)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def place(control: Any, worker: Any, q: Any, short: Any, patience_ns: Any) -> Any:
     """Return the cell of a buffer where finished chunk q goes: the next free one.
 
@@ -267,7 +268,7 @@ def place(control: Any, worker: Any, q: Any, short: Any, patience_ns: Any) -> An
     return p
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def land(control: Any, worker: Any, q: Any, p: Any) -> Any:
     """Publish chunk q in the buffer cell p: source first, then the buffer, then the chunk.
 
@@ -286,7 +287,7 @@ def land(control: Any, worker: Any, q: Any, p: Any) -> Any:
     return ok
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def first_complete(control: Any, lo: Any, hi: Any, taken: Any) -> Any:
     """Return the first ticket of [lo, hi) whose buffer is full and not taken, or NOTHING."""
     tickets = int64(control[_W_TICKETS])
@@ -296,7 +297,7 @@ def first_complete(control: Any, lo: Any, hi: Any, taken: Any) -> Any:
     return int64(NOTHING)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def settle(control: Any, ticket: Any) -> None:
     """Mark DONE every chunk that stands in the full buffer of `ticket`, before it is delivered.
 
@@ -316,7 +317,7 @@ def settle(control: Any, ticket: Any) -> None:
 
 
 # ---------------------------------------------------------------- the consumer
-@njit(cache=True, nogil=True)
+@kernel
 def open_cells(
     control: Any, ticket: Any, used: Any, short: Any, resting: Any, inputs: Any, outputs: Any
 ) -> None:
@@ -349,7 +350,7 @@ def open_cells(
         futex_wake(control, _W_BELL, min(spare, used) if inputs else spare)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def wait(control: Any, ticket: Any, failures: Any, patience_ns: Any, spins: Any) -> Any:
     """Wait until the ticket is READY or BAD; return PENDING after `patience_ns`."""
     for _ in range(spins + 1):
@@ -367,7 +368,7 @@ def wait(control: Any, ticket: Any, failures: Any, patience_ns: Any, spins: Any)
     return state
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def wait_any(
     control: Any,
     lo: Any,
@@ -393,7 +394,7 @@ def wait_any(
     return t
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def cancel(control: Any, ticket: Any, outputs: Any) -> None:
     """Abandon a ticket: cells that nobody has begun are over; workers drop finished chunks."""
     tickets = int64(control[_W_TICKETS])
@@ -411,21 +412,21 @@ def cancel(control: Any, ticket: Any, outputs: Any) -> None:
             swap(control, i, _word(generation, _RESERVED), done)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def ring_workers(control: Any) -> None:
     """Wake every worker that sleeps."""
     add(control, _W_BELL, uint64(1))
     futex_wake(control, _W_BELL, _ALL)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def stop(control: Any) -> None:
     """Tell all workers to leave."""
     exchange(control, _W_STOP, uint64(1))
     ring_workers(control)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _move_back(control: Any, cursor: Any, lowest: Any) -> None:
     while True:
         seen = load(control, cursor)
@@ -436,7 +437,7 @@ def _move_back(control: Any, cursor: Any, lowest: Any) -> None:
             return
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _delivered(control: Any, q: Any) -> Any:
     """Return whether chunk q already stands in a full cell of a buffer (fast mode)."""
     ring = int64(control[_W_TICKETS]) * int64(control[_W_CELLS])
@@ -448,7 +449,7 @@ def _delivered(control: Any, q: Any) -> Any:
     return False
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def recover(control: Any, worker: Any, freed: Any, fast: Any) -> Any:
     """Give back what a *dead* worker held; return how many cells, listed in `freed`.
 

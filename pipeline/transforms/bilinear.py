@@ -20,10 +20,10 @@ from typing import Any
 import numba
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from pipeline.transforms import draws, rows
 from pipeline.transforms.rows import load_u8, store_u8
+from rng.kernel import kernel
 
 float64: Any = numba.float64
 int64: Any = numba.int64
@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 LINES = 16  # rows that are resampled together
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _weigh(size: Any, start: Any, length: Any, bounds: Any, weights: Any) -> None:
     """Fill the weights of one axis.
 
@@ -58,13 +58,13 @@ def _weigh(size: Any, start: Any, length: Any, bounds: Any, weights: Any) -> Non
         bounds[x, 0], bounds[x, 1] = first, count
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def taps(length: Any, outputs: Any) -> Any:
     """Return the most weights an output place can have."""
     return int64(max(float64(length) / float64(outputs), 1.0)) * 2 + 3
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _turn(source: Any, pitch: Any, lines: Any, nbytes: Any, target: Any, target_pitch: Any) -> None:
     """Transpose `lines` x `nbytes` bytes; all uint64."""
     side = uint64(LINES)
@@ -83,7 +83,7 @@ def _turn(source: Any, pitch: Any, lines: Any, nbytes: Any, target: Any, target_
             )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _along_columns(
     middle: Any, wide: Any, nbytes: Any, weights: Any, count: Any, target: Any
 ) -> None:
@@ -105,7 +105,7 @@ def _along_columns(
         store_u8(target + x, few[x])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def resample(
     source: Any,
     pitch: Any,
@@ -174,7 +174,7 @@ def resample(
         )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def resample_many(
     images: Any,
     count: Any,

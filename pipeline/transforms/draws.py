@@ -29,10 +29,10 @@ from typing import Any
 import numba
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from pipeline.transforms import portable
 from rng import draw, philox
+from rng.kernel import kernel
 
 # As callables these are typed as signatures, which they are not inside kernels.
 float64: Any = numba.float64
@@ -58,7 +58,7 @@ Int = Any  # int64, or uint64 for what goes into an address
 Words = tuple[Any, Any, Any, Any]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def words(n: Int, block: Int, phase: Int, site: Int, k0: Int, k1: Int) -> Words:
     """Return the four words of block `block` of the n-th sample of a lane. All uint64."""
     at = (uint64(n) << uint64(24)) | uint64(block)
@@ -66,7 +66,7 @@ def words(n: Int, block: Int, phase: Int, site: Int, k0: Int, k1: Int) -> Words:
     return block_words
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def pick(
     word: Any, count: Int, j: Int, k: Int, n: Int, phase: Int, site: Int, k0: Int, k1: Int
 ) -> Int:
@@ -84,7 +84,7 @@ def pick(
     return max(value, int64(0))  # 255 rejections in a row: chance below 2**-255
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def round_even(x: Any) -> Int:
     """Return x >= 0 rounded to the nearest int, halves to even, as Python's `round`."""
     k = int64(x)
@@ -94,14 +94,14 @@ def round_even(x: Any) -> Int:
     return k
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def gate(threshold: Int, n: Int, phase: Int, site: Int, k0: Int, k1: Int) -> Any:
     """Return whether a flip or an erasing happens. Draws: block 0, word 0."""
     w = words(n, uint64(0), phase, site, k0, k1)
     return uint64(w[0]) < uint64(threshold)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def crop_corner(
     rows: Int, columns: Int, n: Int, phase: Int, site: Int, k0: Int, k1: Int
 ) -> tuple[Int, Int]:
@@ -112,7 +112,7 @@ def crop_corner(
     return top, left
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def area_and_aspect(w: Words, height: Int, width: Int, shapes: F64, s: Int) -> tuple[float, float]:
     """Return sqrt(area * aspect) and sqrt(area / aspect) from words 0 and 1 of a block.
 
@@ -126,7 +126,7 @@ def area_and_aspect(w: Words, height: Int, width: Int, shapes: F64, s: Int) -> t
     return math.sqrt(area * aspect), math.sqrt(area / aspect)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def erase_rectangle(
     threshold: Int,
     shapes: F64,
@@ -157,7 +157,7 @@ def erase_rectangle(
     return ATTEMPTS, 0, 0, 0, 0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def resized_box(
     shapes: F64, s: Int, height: Int, width: Int, n: Int, phase: Int, site: Int, k0: Int, k1: Int
 ) -> tuple[Int, Int, Int, Int, Int]:
@@ -184,7 +184,7 @@ def resized_box(
 
 
 # ---------------------------------------------------------------- a whole chain
-@njit(cache=True, nogil=True)
+@kernel
 def _crop(geo: I64, i: Int, top: Int, left: Int, height: Int, width: Int) -> None:
     """Cut a window at (top, left), which may reach outside: outside is fill."""
     for axis in range(2):
@@ -197,13 +197,13 @@ def _crop(geo: I64, i: Int, top: Int, left: Int, height: Int, width: Int) -> Non
     geo[i, WIDTH], geo[i, HEIGHT] = width, height
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _mirror(geo: I64, i: Int, axis: Int) -> None:
     geo[i, 2 * axis + 1] += geo[i, 2 * axis] * (geo[i, WIDTH + axis] - 1)
     geo[i, 2 * axis] = -geo[i, 2 * axis]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _start(geo: I64, i: Int, height: Int, width: Int) -> None:
     geo[i, FLIP_X], geo[i, SHIFT_X], geo[i, X0], geo[i, X1], geo[i, WIDTH] = 1, 0, 0, width, width
     geo[i, FLIP_Y], geo[i, SHIFT_Y], geo[i, Y0], geo[i, Y1], geo[i, HEIGHT] = (
@@ -215,7 +215,7 @@ def _start(geo: I64, i: Int, height: Int, width: Int) -> None:
     )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _center(size: Int, target: Int) -> Int:
     """Return the offset of torchvision's centre crop, negative where the image is padded."""
     if target > size:
@@ -225,7 +225,7 @@ def _center(size: Int, target: Int) -> Int:
     return half + 1 if extra & 1 and half & 1 else half  # round(extra / 2), halves to even
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def draw_samples(
     positions: npt.NDArray[np.uint64],
     phase: Int,
@@ -302,7 +302,7 @@ def draw_samples(
                 )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def draw_boxes(
     positions: npt.NDArray[np.uint64],
     phase: Int,

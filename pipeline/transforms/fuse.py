@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import int64, njit, uint64
+from numba import int64, uint64
 
 from pipeline.transforms import draws, rows
 from pipeline.transforms.draws import (
@@ -39,6 +39,7 @@ from pipeline.transforms.draws import (
     Y1,
 )
 from pipeline.transforms.rows import PIXELS, load_u8, store_u8
+from rng.kernel import kernel
 
 PLAIN, DIVIDED, TABLE = 0, 1, 2  # how values are computed
 AHEAD = 16384  # bytes: images up to this size are asked for one sample ahead
@@ -51,7 +52,7 @@ COUNT, TALL_IN, WIDE_IN, CHANNELS, TALL_OUT, WIDE_OUT, BY_CHANNEL, BY_ROW, BY_PI
 Array = npt.NDArray[Any]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def inside(flip: Any, shift: Any, low: Any, high: Any, size: Any) -> tuple[Any, Any]:
     """Return the range [a, b) of output places whose source place lies in [low, high)."""
     if flip > 0:
@@ -62,7 +63,7 @@ def inside(flip: Any, shift: Any, low: Any, high: Any, size: Any) -> tuple[Any, 
     return a, min(max(b, a), size)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _gather(
     source: Any,
     pitch: Any,
@@ -110,7 +111,7 @@ def _gather(
                     store_u8(to + c * across, load_u8(at + c))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _convert(
     mode: Any, period: Any, source: Any, count: Any, coefficients: Any, out: Any, to: Any
 ) -> None:
@@ -133,7 +134,7 @@ def _convert(
         rows.convert_pixels_divided(out, source, to, count, coefficients, period)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _look_up(
     table: Any, channel: Any, period: Any, source: Any, count: Any, out: Any, start: Any
 ) -> None:
@@ -143,7 +144,7 @@ def _look_up(
         out[uint64(start) + i] = table[row, load_u8(source + i)]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _prefill(scratch: Any, plane: Any, planar: Any, pad: Any) -> None:
     """Set every byte at `scratch` to its channel's padding; `plane` pixels."""
     channels = uint64(pad.shape[0])
@@ -157,7 +158,7 @@ def _prefill(scratch: Any, plane: Any, planar: Any, pad: Any) -> None:
                 store_u8(scratch + k * channels + c, pad[c])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _erase(erased: Any, i: Any, e: Any, erase_fill: Any, plan: Any, out: Any, start: Any) -> None:
     """Fill rectangle e of sample i."""
     top, left, wide = erased[i, e, TOP], erased[i, e, LEFT], uint64(erased[i, e, WIDE])
@@ -173,7 +174,7 @@ def _erase(erased: Any, i: Any, e: Any, erase_fill: Any, plan: Any, out: Any, st
                     out[to + x * uint64(plan[BY_PIXEL])] = value
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def render(
     images: Any,
     plan: Array,

@@ -11,7 +11,7 @@ the Elementary Functions" (1980).
 
 import math
 
-from numba import njit
+from rng.kernel import kernel
 
 LN2_HIGH = 0.693147180369123816490  # the first 33 bits of ln 2
 LN2_LOW = 1.90821492927058770002e-10  # the rest
@@ -19,7 +19,7 @@ INVERSE_LN2 = 1.44269504088896338700
 ROOT_HALF = 0.70710678118654752440
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def exp(x: float) -> float:
     """Return e**x for |x| < 700.
 

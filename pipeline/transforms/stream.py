@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, uint64
+from numba import uint64
 
 from rng import address, philox
+from rng.kernel import kernel
 
 Size = int | tuple[int, ...] | None
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _fill(out: Any, n: Any, block: Any, phase: Any, site: Any, k0: Any, k1: Any) -> None:
     for i in range(out.shape[0]):
         at = (n << uint64(24)) | (block + uint64(i))

@@ -1,0 +1,101 @@
+"""`@kernel`: compiled by numba once on a machine, then read from a cache on disk; never stale.
+
+numba's own cache looks only at the file a function stands in: change a function that another one
+inlines, and the other is read back with the old code. Bytes are promised here, so the cache is keyed
+by all sources of both packages. It also takes an unreadable cache for an empty one (a file cut
+short by a full disk or a killed process) where numba would raise at every start.
+
+The cache lies beside the sources, or in the user's cache folder where that cannot be written; the
+environment variable NUMBA_CACHE_DIR moves it.
+"""
+
+import functools
+import hashlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numba import njit
+from numba.core import event
+from numba.core.caching import FunctionCache
+
+_log = logging.getLogger("samebatch")
+_PACKAGES = ("rng", "pipeline")
+_FunctionCache: Any = FunctionCache  # numba's methods carry no types
+_event: Any = event
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile a function for use without the interpreter and its lock.
+
+    Never with fastmath, never parallel: its bits are promised, and threads are the caller's.
+    """
+    dispatcher: Any = njit(nogil=True)(function)
+    dispatcher._cache = _Cache(function)
+    return dispatcher
+
+
+@functools.cache
+def sources_digest() -> str:
+    """Return 16 hex digits of all sources of both packages."""
+    root = Path(__file__).parent.parent
+    digest = hashlib.blake2b(digest_size=8)
+    for package in _PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+class _Cache(_FunctionCache):  # type: ignore[misc]
+    """numba's cache of one function, under a stamp of all sources; a damaged one counts as empty."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        self._stamp()
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception as e:  # unpickling garbage can raise anything
+            _log.info("the kernel cache of %s cannot be read (%r): compiling again", self._name, e)
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        self._stamp()
+        try:
+            super().save_overload(sig, data)
+        except Exception as e:
+            # A damaged index: begin a new one. If even that fails, go on without a cache.
+            try:
+                self.flush()
+                super().save_overload(sig, data)
+            except OSError:
+                _log.info("the kernel cache of %s cannot be written (%r)", self._name, e)
+
+    def _stamp(self) -> None:
+        file = self._cache_file
+        if not isinstance(file._source_stamp, str):
+            file._source_stamp = sources_digest()
+
+
+class _Announcer(_event.Listener):  # type: ignore[misc]
+    """Hears of each compilation in this process; speaks at the first of ours."""
+
+    def __init__(self) -> None:
+        self.said = False
+
+    def on_start(self, event: Any) -> None:
+        """Say it once."""
+        if self.said:
+            return
+        function = getattr(event.data.get("dispatcher"), "py_func", None)
+        if getattr(function, "__module__", "").partition(".")[0] in _PACKAGES:
+            self.said = True
+            _log.warning(
+                "samebatch: compiling kernels for this machine; once, about 10 s, then cached on disk"
+            )
+
+    def on_end(self, event: Any) -> None:
+        """Nothing to say."""
+
+
+announcer = _Announcer()
+_event.register("numba:compile", announcer)
