@@ -269,24 +269,32 @@ class Recipe:
         """Group consecutive ops into chains; each function is a stage of its own."""
         numbers = op_numbers(self.transforms)
         stages: list[Any] = []
+        chains: list[Chain] = []
         ops: list[Op] = []
         chosen: list[int] = []
+
+        def close() -> None:
+            if ops:
+                chains.append(self._chain(tuple(ops), tuple(chosen), stages, chains))
+                stages.append(chains[-1])
+                ops.clear()
+                chosen.clear()
+
         for t, number in zip(self.transforms, numbers, strict=True):
             if isinstance(t, Op):
                 ops.append(t)
                 chosen.append(number)
                 continue
-            if ops:
-                stages.append(self._chain(ops, chosen, first=not stages))
-                ops, chosen = [], []
+            close()
             stages.append(UserStage(t, number, self.key, self.lanes))
-        if ops:
-            stages.append(self._chain(ops, chosen, first=not stages))
+        close()
         return stages
 
-    def _chain(self, ops: list[Op], numbers: list[int], *, first: bool) -> Chain:
+    def _chain(
+        self, ops: Sequence[Op], numbers: Sequence[int], before: list[Any], chains: list[Chain]
+    ) -> Chain:
         image: tuple[int, int, int] | None = None
-        if first and self._arrays is not None:
+        if not before and self._arrays is not None:
             shape = self._arrays[0].shape[1:]
             if self._arrays[0].dtype != np.uint8 or len(shape) not in (2, 3):
                 raise ConfigError(
@@ -296,6 +304,8 @@ class Recipe:
                 )
             height, width, channels = shape if len(shape) == 3 else (*shape, 1)
             image = int(height), int(width), int(channels)
+        if chains:  # a float image that a function returns keeps units and layout it was given
+            return Chain(ops, None, numbers, chains[-1].out_unit, chains[-1].out_layout)
         return Chain(ops, image, numbers)
 
     def _bulk_fields(self) -> tuple[Field, ...]:

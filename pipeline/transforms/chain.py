@@ -111,11 +111,15 @@ class Chain:
             return uint8 or float arrays of any size; `rng` is a `Stream`.
         image: (H, W, C) if every source image has that shape, else None.
         numbers: the ops' numbers, where this chain is a part of a longer list; see `op_numbers`.
+        unit, layout: of the images that come in, where this chain is a later part: `out_unit` and
+            `out_layout` of the one before.
 
     Attributes:
         out_shape: of a finished image; None if it is not known before one is made.
         out_dtype: of a finished image; None if not known.
         bulk: whether `apply_bulk` can be used.
+        out_unit: what a finished image counts as 1: 255 or 1.
+        out_layout: of a finished image, "HWC" or "CHW".
 
     Raises:
         ConfigError: an op that is none, or that cannot be used on such images.
@@ -126,8 +130,11 @@ class Chain:
         ops: Sequence[Any],
         image: tuple[int, int, int] | None = None,
         numbers: Sequence[int] | None = None,
+        unit: int = 255,
+        layout: str = "HWC",
     ) -> None:
-        self._made_of = (tuple(ops), image, numbers)
+        self._made_of = (tuple(ops), image, numbers, unit, layout)
+        self._source_unit, self._source_layout = unit, layout
         self._ops: list[Any] = [_checked(op, i) for i, op in enumerate(ops)]
         self._numbers = op_numbers(self._ops) if numbers is None else list(numbers)
         self._image = None if image is None else (int(image[0]), int(image[1]), int(image[2]))
@@ -140,9 +147,12 @@ class Chain:
         self._finished: dict[tuple[int, ...], Shape] = {}  # what the tail makes of a shape
         self._plan = Plan((0, 0, 0, 0), (0, 0, 0), "HWC", fuse.TABLE)
         self._last: tuple[Image | None, int] = (None, 0)  # asking for an address is slow
-        self._layout = "HWC"
+        self._layout = layout
+        self.out_unit = unit
         for op in self._ops:
             self._layout = layout_after(op, self._layout)
+            self.out_unit = unit_after(op, self.out_unit)
+        self.out_layout = self._layout
         self._resizes = self._tail == 1 and isinstance(self._ops[0], RESIZING)
         self.bulk = self._image is not None and (self._tail == 0 or self._resizes)
         self.out_shape, self.out_dtype = self._static()
@@ -335,7 +345,9 @@ class Chain:
         _check_address(phase, lanes)
         sample = Sample(position, phase, key, lanes)
         address.sample_position(position // lanes)  # checks the range
-        current, unit, layout = _source(image), 255, "HWC"
+        current, unit, layout = _source(image), self._source_unit, self._source_layout
+        if layout == "CHW" and not resize.is_pillow(current):
+            current = np.moveaxis(current, 0, 2)
         for i in range(self._tail):
             current, unit = self._apply(i, current, unit, layout, sample)
             layout = layout_after(self._ops[i], layout)
@@ -448,7 +460,8 @@ class Chain:
         User callables appear with the counter of their stream's first block; the image's shape is
         taken to stay as it is across them.
         """
-        height, width = int(image_shape[0]), int(image_shape[1])
+        first = int(self._source_layout == "CHW")
+        height, width = int(image_shape[first]), int(image_shape[first + 1])
         sample = Sample(position, phase, key, lanes)
         found = []
         for i, (op, number) in enumerate(zip(self._ops, self._numbers, strict=True)):
@@ -521,6 +534,15 @@ def _checked(op: Any, i: int) -> Any:
 
 def _out_dtype(op: Any) -> str:
     return "float32" if isinstance(op, ops.ToTensor) else checks.dtype("dtype", op.dtype)
+
+
+def unit_after(op: Any, unit: int) -> int:
+    """Return what counts as 1 after an op: 255 or 1."""
+    if isinstance(op, ops.Normalize | ops.ToTensor):
+        return 1
+    if isinstance(op, ops.ToDtype) and op.scale:
+        return 255 if checks.dtype("ToDtype.dtype", op.dtype) == "uint8" else 1
+    return unit
 
 
 def _source(image: Any) -> Any:
