@@ -68,6 +68,7 @@ class Containers:
         lambda x, y: Pair(x, y),
         lambda x, y: x,
     ],
+    ids=["tuple", "list", "dict", "named tuple", "bare"],
 )
 def test_ops_find_the_image_in_every_container(make: Any) -> None:
     plain = batches(datasets.ArrayDataset(IMAGES, LABELS), OPS)
