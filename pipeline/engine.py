@@ -23,7 +23,7 @@ from pipeline.transfer.layout import Layout
 from pipeline.transfer.ring import private_ring
 from pipeline.transfer.station import Attached, TransferStation
 from pipeline.workers.pool import Death, ProcessPool, ThreadPool
-from pipeline.workers.process import PreprocessWorker
+from pipeline.workers.process import PreprocessWorker, describe_error
 from pipeline.workers.protocol import EXIT_CRASH, Report
 
 HELD = 2  # batches the user may hold before further ones are copied: the last and the current
@@ -128,17 +128,16 @@ class Engine(Protocol):
 
 
 def sample_error(
-    recipe: Recipe, failure: SampleFailure, where: str, text: str = "", kind: str = ""
+    recipe: Recipe, failure: SampleFailure, one: Pass, who: str, text: str = "", kind: str = ""
 ) -> SampleError:
-    """Return the error the user sees for a sample that failed."""
-    cause = failure.__cause__
-    name = kind or (f"{type(cause).__module__}.{type(cause).__qualname__}" if cause else "")
-    message = text or (str(cause) if cause else "")
+    """Return the error the user sees for a sample that failed in a pass, made by `who`."""
+    told = describe_error(failure.__cause__) if failure.__cause__ else {"type": "", "message": ""}
+    name, message = kind or told["type"], text or told["message"]
     return SampleError(
         f"sample {failure.sample_id} ({datasets.describe(recipe.dataset, failure.sample_id)}) "
         f"failed in {failure.stage}: {name.removeprefix('builtins.')}: {message}",
-        where=where,
-        do=f"make it alone to see the error again: loader.sample_at(epoch, "
+        where=f"{one.locate(failure.position)} {who}".rstrip(),
+        do=f"make it alone to see the error again: loader.sample_at({one.epoch}, "
         f"{failure.position}); repair or remove the sample",
         sample_id=failure.sample_id,
         position=failure.position,
@@ -184,8 +183,8 @@ class Inline:
             self._recipe.fill(self._views[buffer], 0, ids, positions, one.phase)
         except SampleFailure as e:
             self._ring.release(buffer)
-            where = f"{one.locate(e.position)} worker=none (in the loader's own process)"
-            raise sample_error(self._recipe, e, where) from e.__cause__
+            who = "worker=none (in the loader's own process)"
+            raise sample_error(self._recipe, e, one, who) from e.__cause__
         except BaseException:
             self._ring.release(buffer)
             raise
@@ -495,17 +494,15 @@ class Pooled:
             positions, ids = self.station.samples_of(cell)
             if report is None:
                 failure = SampleFailure(ids[0], positions[0], "work")
-                where = one.locate(positions[0])
-                raise sample_error(
-                    self._recipe, failure, where, "its worker died before it could say why"
-                )
+                text = "its worker died before it could say why"
+                raise sample_error(self._recipe, failure, one, "", text)
             body = report.body
             failure = SampleFailure(body["sample_id"], body["position"], body["stage"])
-            where = (
-                f"{one.locate(body['position'])} worker={report.worker} "
-                f"(pid {report.pid})\n  worker's traceback:\n{_indented(body['traceback'])}"
+            who = (
+                f"worker={report.worker} (pid {report.pid})\n"
+                f"  worker's traceback:\n{_indented(body['traceback'])}"
             )
-            raise sample_error(self._recipe, failure, where, body["message"], body["type"])
+            raise sample_error(self._recipe, failure, one, who, body["message"], body["type"])
 
     def _describe(self, worker: int) -> str:
         cell = self.station.holds(worker)

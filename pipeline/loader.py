@@ -373,8 +373,8 @@ class DataLoader:
         try:
             self._here().probe(int(ids[0]), int(positions[0]), one.phase)
         except SampleFailure as e:
-            where = f"{one.locate(e.position)} worker=none (first sample, made alone)"
-            raise sample_error(self._recipe, e, where) from e.__cause__
+            who = "worker=none (first sample, made alone)"
+            raise sample_error(self._recipe, e, one, who) from e.__cause__
         self._recipe.adopt(self._here())
         self._probe_ns = time.perf_counter_ns() - began
 
@@ -528,8 +528,7 @@ class DataLoader:
             try:
                 self._here().fill(arrays, 0, ids, positions, one.phase)
             except SampleFailure as e:
-                where = one.locate(e.position)
-                raise sample_error(self._recipe, e, where) from e.__cause__
+                raise sample_error(self._recipe, e, one, "") from e.__cause__
         return self._deliver(arrays)
 
     def sample_at(self, epoch: int, position: int) -> Any:
