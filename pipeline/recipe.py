@@ -7,7 +7,8 @@ Where an in-memory dataset meets only our transforms, a whole chunk is made by o
 slot. Both give the same bytes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -388,6 +389,11 @@ def _with_image(sample: Any, image: Any) -> Any:
     if isinstance(sample, list):
         return [image, *sample[1:]]
     if isinstance(sample, Mapping):
+        key = _image_of(sample)[1]
+        if isinstance(sample, MutableMapping):
+            changed = copy.copy(sample)  # also of kinds that need more than their items
+            changed[key] = image
+            return changed
         kind: Any = type(sample)
-        return kind({**sample, _image_of(sample)[1]: image})
+        return kind({**sample, key: image})
     return image

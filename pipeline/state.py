@@ -87,13 +87,24 @@ class State:
         values = {name: facts[name] for name in known if name in facts}
         for name in ("stream_version", "seed", "epoch", "offset", "lanes", "length"):
             value = values[name]
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise StateError(f"damaged state: {name} is {value!r}, expected an int >= 0")
+            if not _whole(value) or value >= _LIMITS.get(name, 1 << 64):
+                raise StateError(
+                    f"damaged state: {name} is {value!r}, expected an int in its range"
+                )
         for name in ("split", "mode", "order", "streams", "dataset", "transforms"):
             if not isinstance(values[name], str):
                 raise StateError(f"damaged state: {name} is {values[name]!r}, expected text")
-        values["ahead"] = tuple((int(a), int(b)) for a, b in values.get("ahead", ()))
-        values["overridden"] = tuple(values.get("overridden", ()))
+        for name in ("rank", "world_size"):
+            if values.get(name) is not None and not _whole(values[name]):
+                raise StateError(f"damaged state: {name} is {values[name]!r}, expected an int")
+        values["ahead"] = _ranges(values.get("ahead", ()))
+        values["overridden"] = _texts("overridden", values.get("overridden", ()))
+        versions = values.get("versions", {})
+        if not isinstance(versions, Mapping):
+            raise StateError(f"damaged state: versions is {versions!r}, expected a table")
+        values["versions"] = dict(
+            zip(versions, _texts("versions", [*versions.values()]), strict=True)
+        )
         sampled = values["order"].startswith("sampler:")  # may give more than the data set has
         if values["offset"] > values["length"] and not sampled:
             raise StateError(
@@ -141,6 +152,29 @@ class State:
                 different=refused,
             )
         return tuple(n for n in different if n in allowed)
+
+
+_LIMITS = {"epoch": 1 << 31}
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _ranges(value: Any) -> tuple[tuple[int, int], ...]:
+    try:
+        pairs = tuple((a, b) for a, b in value)
+    except (TypeError, ValueError):
+        pairs = ((0, 0),)
+    if not all(_whole(a) and _whole(b) and a < b for a, b in pairs):
+        raise StateError(f"damaged state: ahead is {value!r}, expected ranges [first, end]")
+    return pairs
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+        raise StateError(f"damaged state: {name} is {value!r}, expected texts")
+    return tuple(value)
 
 
 def _show(state: State, name: str) -> str:

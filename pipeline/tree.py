@@ -5,8 +5,9 @@ leaves together in the same containers. Numbers become arrays of one element a s
 int → int64, float → float64; numpy scalars and arrays keep their dtype.
 """
 
+import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,9 @@ class Structure:
                 f"({', '.join(f.name for f in self.fields)})",
                 do=_DO,
             )
+        names = {one.name: place for place, one in enumerate(self.fields)}
+        if len(names) == len(found) == len(names.keys() & {name for name, _ in found}):
+            found.sort(key=lambda leaf: names[leaf[0]])  # a dict with its keys in another order
         for (name, array), one in zip(found, self.fields, strict=True):
             if (
                 array.shape != one.shape
@@ -115,7 +119,22 @@ def _first(arrays: list[Any]) -> Any:
 
 
 def _mapping(node: Mapping[Any, Any]) -> Callable[..., Any]:
-    return dict if type(node) is dict else type(node)
+    if type(node) is dict:
+        return dict
+    return _Like(node) if isinstance(node, MutableMapping) else type(node)
+
+
+class _Like:
+    """Makes mappings of the user's kind, which may need more than their items (defaultdict)."""
+
+    def __init__(self, node: MutableMapping[Any, Any]) -> None:
+        self.empty = copy.copy(node)
+        self.empty.clear()
+
+    def __call__(self, values: dict[Any, Any]) -> MutableMapping[Any, Any]:
+        made = copy.copy(self.empty)
+        made.update(values)
+        return made
 
 
 def _leaf(node: Any, name: str) -> np.ndarray:
