@@ -3,9 +3,14 @@
 import gc
 import os
 
+import hypothesis
 import pytest
 
 from tests.helpers import descendants, wait_until
+
+# The same examples in every run, and no timing: other tests run beside these.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("same")
 
 _OURS = ("memfd:samebatch", "socket:", "pidfd", "eventfd", "eventpoll")
 _NAMES = ("psm_", "sem.", "samebatch")
