@@ -15,7 +15,7 @@ and cycle walking; Mitchell, Stokes, Frank, Holmes, "Bandwidth-optimal random sh
 (2021) for the use.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,14 +40,16 @@ class RandomAccessPermutation:
         phase: in [0, 2**32).
         lane: in [0, 2**16).
 
-    Index with an int, a slice or an array of ints; `inverse` tells where a number stands. Below
-    2**16 it is `rng.permutation(n, seed, phase, lane)` itself.
+    Index with an int >= 0, a slice or an array of such ints; `inverse` tells where a number stands.
+    Below 2**16 it is `rng.permutation(n, seed, phase, lane)` itself.
 
     Draws: 6 blocks when made, none later.
 
     Raises:
+        TypeError: an argument or an index that is not an int.
         ValueError: n or seed out of range.
         OverflowError: phase or lane out of range.
+        IndexError: an index that is not in [0, n).
 
     >>> order = RandomAccessPermutation(10**9, seed=42)
     >>> order[0], order.inverse(order[123])
@@ -55,9 +57,10 @@ class RandomAccessPermutation:
     """
 
     def __init__(self, n: int, seed: int, phase: int = 0, lane: int = 0) -> None:
-        self._n = permute._check_n(n, MAX_N)
-        self._parameters = (self._n, address.check_seed(seed), phase, lane)
+        self._n = permute.check_n(n, MAX_N)
+        seed = address.check_seed(seed)
         _, _, c2, c3 = address.counter(address.SHUFFLE, lane=lane, phase=phase)
+        self._parameters = (self._n, seed, c2, c3 & 0xFFFF)
         self._order: NDArray[np.uint32] | None = None
         self._places: NDArray[np.uint32] | None = None
         self._bits = np.uint64(max((self._n - 1).bit_length(), 2) if self._n else 2)
@@ -75,6 +78,9 @@ class RandomAccessPermutation:
         if isinstance(index, slice):
             return self._at(np.arange(*index.indices(self._n), dtype=np.int64))
         return self._look_up(index, self._at)
+
+    def __contains__(self, value: Any) -> bool:
+        return value in range(self._n)
 
     def __iter__(self) -> Iterator[int]:
         for first in range(0, self._n, 4096):
@@ -97,6 +103,11 @@ class RandomAccessPermutation:
 
     def _look_up(self, index: ArrayLike, function: Any) -> Any:
         places = np.asarray(index)
+        if places.size == 0 and isinstance(index, Sequence):
+            places = places.astype(np.int64)
+        if places.dtype == object:
+            numbers = [address.whole("an index", i) for i in places.flat]
+            raise IndexError(f"index must be in [0, {self._n}), got {numbers}")
         if places.dtype.kind not in "iu":
             raise TypeError(f"an index must be an int or an array of ints, got {places.dtype}")
         if places.size and not (int(places.min()) >= 0 and int(places.max()) < self._n):

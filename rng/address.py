@@ -13,7 +13,9 @@ generators" (OOPSLA'14), the output function of `java.util.SplittableRandom`.
 """
 
 import hashlib
+import operator
 from functools import lru_cache
+from typing import Any
 
 M32 = (1 << 32) - 1
 M64 = (1 << 64) - 1
@@ -48,14 +50,32 @@ def check_u64(name: str, number: int) -> int:
         TypeError: not an int (bool, float and str are refused).
         ValueError: out of range.
     """
-    if isinstance(number, bool) or not hasattr(number, "__index__"):
-        raise TypeError(
-            f"{name} must be an int in [0, 2**64), got {number!r} ({type(number).__name__})"
-        )
-    value = int(number.__index__())
+    value = whole(name, number)
     if not 0 <= value <= M64:
         raise ValueError(f"{name} must be in [0, 2**64), got {value}")
     return value
+
+
+def whole(name: str, number: Any) -> int:
+    """Return `number` as an int of Python's, which has no width at which it could wrap.
+
+    Raises:
+        TypeError: not an int (bool, float and str are refused).
+
+    >>> import numpy
+    >>> whole("n", numpy.int8(100)) << 24
+    1677721600
+    """
+    if type(number) is int:
+        return number
+    try:
+        if isinstance(number, bool):
+            raise TypeError
+        return int(operator.index(number))
+    except TypeError:
+        raise TypeError(
+            f"{name} must be an int, got {number!r} ({type(number).__name__})"
+        ) from None
 
 
 def mix64(seed: int) -> int:
@@ -74,34 +94,32 @@ def site(purpose: int, op: int = 0, lane: int = 0) -> int:
     """Return counter word c3 = purpose:8 | op:8 | lane:16.
 
     Raises:
+        TypeError: a field that is not an int.
         OverflowError: a field out of its range.
     """
-    _check("purpose", purpose, 8)
-    _check("op", op, 8)
-    _check("lane", lane, 16)
-    return purpose << 24 | op << 16 | lane
+    return (
+        _check("purpose", purpose, 8) << 24 | _check("op", op, 8) << 16 | _check("lane", lane, 16)
+    )
 
 
 def sample_position(n: int, block: int = 0) -> int:
     """Return the position n:40 | block:24 of a lane's n-th sample.
 
     Raises:
+        TypeError: a field that is not an int.
         OverflowError: a field out of its range.
     """
-    _check("n", n, 40)
-    _check("block", block, 24)
-    return n << 24 | block
+    return _check("n", n, 40) << 24 | _check("block", block, 24)
 
 
 def attempt_position(index: int, attempt: int = 0) -> int:
     """Return the position index:56 | attempt:8 of a draw that may be rejected.
 
     Raises:
+        TypeError: a field that is not an int.
         OverflowError: a field out of its range.
     """
-    _check("index", index, 56)
-    _check("attempt", attempt, 8)
-    return index << 8 | attempt
+    return _check("index", index, 56) << 8 | _check("attempt", attempt, 8)
 
 
 def counter(
@@ -110,23 +128,27 @@ def counter(
     """Return the counter words (c0, c1, c2, c3) of an address.
 
     Raises:
+        TypeError: a field that is not an int.
         OverflowError: a field out of its range.
 
     >>> [hex(word) for word in counter(SHUFFLE, phase=7, lane=3, position=0x100)]
     ['0x100', '0x0', '0x7', '0x2000003']
     """
-    _check("phase", phase, 32)
-    _check("position", position, 64)
+    phase, position = _check("phase", phase, 32), _check("position", position, 64)
     return position & M32, position >> 32, phase, site(purpose, op, lane)
 
 
 def decode(words: tuple[int, int, int, int]) -> dict[str, int]:
     """Return the fields of a counter: the inverse of `counter`.
 
+    Raises:
+        TypeError: a word that is not an int.
+        OverflowError: a word that is not in [0, 2**32).
+
     >>> decode(counter(AUGMENT, op=9, lane=2, phase=4, position=5))
     {'purpose': 3, 'op': 9, 'lane': 2, 'phase': 4, 'position': 5}
     """
-    c0, c1, c2, c3 = words
+    c0, c1, c2, c3 = (_check("word", word, 32) for word in words)
     return {
         "purpose": c3 >> 24,
         "op": c3 >> 16 & 0xFF,
@@ -137,14 +159,31 @@ def decode(words: tuple[int, int, int, int]) -> dict[str, int]:
 
 
 def fold_in(key: int, data: int) -> int:
-    """Return a new 64-bit key from `key` and a 64-bit number, at its own address (FOLD)."""
-    w = _block(key, counter(FOLD, position=data))
+    """Return a new 64-bit key from `key` and a 64-bit number, at its own address (FOLD).
+
+    Raises:
+        TypeError: one of them is not an int.
+        ValueError: `key` is not in [0, 2**64).
+        OverflowError: `data` is not in [0, 2**64).
+    """
+    w = _block(check_u64("key", key), counter(FOLD, position=data))
     return w[0] | w[1] << 32
 
 
-@lru_cache(4096)  # a layer asks at every step
 def named(key: int, name: str) -> int:
-    """Return a new 64-bit key from `key` and a name, through 120 bits of BLAKE2s (NAME)."""
+    """Return a new 64-bit key from `key` and a name, through 120 bits of BLAKE2s (NAME).
+
+    Raises:
+        TypeError: `key` is not an int or `name` not a str.
+        ValueError: `key` is not in [0, 2**64).
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str, got {name!r} ({type(name).__name__})")
+    return _named(check_u64("key", key), name)
+
+
+@lru_cache(4096)  # a layer asks at every step
+def _named(key: int, name: str) -> int:
     h = hashlib.blake2s(name.encode(), digest_size=15).digest()
     c3 = NAME << 24 | int.from_bytes(h[12:15], "little")
     words = (
@@ -157,9 +196,12 @@ def named(key: int, name: str) -> int:
     return w[0] | w[1] << 32
 
 
-def _check(field: str, value: int, bits: int) -> None:
-    if not 0 <= value < 1 << bits:
-        raise OverflowError(f"address field {field} must be in [0, 2**{bits}), got {value}")
+def _check(field: str, value: Any, bits: int) -> int:
+    """Return a field as an int that is in its range."""
+    number = whole(f"address field {field}", value)
+    if not 0 <= number < 1 << bits:
+        raise OverflowError(f"address field {field} must be in [0, 2**{bits}), got {number}")
+    return number
 
 
 def _block(key: int, words: tuple[int, int, int, int]) -> tuple[int, int, int, int]:

@@ -74,9 +74,8 @@ def permutation_from_key(
         ValueError: n or key out of range, or an `out` that does not fit.
         OverflowError: phase or lane out of range.
     """
-    n = _check_n(n, MAX_N)
-    if not 0 <= key <= address.M64:
-        raise ValueError(f"key must be in [0, 2**64), got {key}")
+    n = check_n(n)
+    key = address.check_u64("key", key)
     _, _, c2, c3 = address.counter(address.SHUFFLE, lane=lane, phase=phase)
     if out is None:
         out = np.empty(n, np.uint32 if n <= 1 << 32 else np.uint64)
@@ -86,19 +85,20 @@ def permutation_from_key(
     return out
 
 
-def _check_n(n: int, most: int) -> int:
-    if isinstance(n, bool) or not hasattr(n, "__index__"):
-        raise TypeError(f"n must be an int, got {n!r} ({type(n).__name__})")
-    value = int(n.__index__())
+def check_n(n: int, most: int = MAX_N, name: str = "n") -> int:
+    """Return `n` if it is an int in [0, most]; else raise TypeError or ValueError."""
+    value = address.whole(name, n)
     if not 0 <= value <= most:
-        raise ValueError(f"n must be in [0, {most}], got {value}")
+        raise ValueError(f"{name} must be in [0, {most}], got {value}")
     return value
 
 
 def _check_out(out: NDArray[Any], n: int) -> None:
-    if out.shape != (n,) or not out.flags.c_contiguous or not out.flags.writeable:
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be a numpy array, got {type(out).__name__}")
+    if out.shape != (n,) or not out.flags.carray:
         raise ValueError(
-            f"out must be a writable contiguous array of shape ({n},), got shape {out.shape}"
+            f"out must be a writable contiguous aligned array of shape ({n},), got shape {out.shape}"
         )
     if out.dtype not in (np.uint32, np.int64, np.uint64) or (
         out.dtype == np.uint32 and n > 1 << 32
@@ -117,10 +117,9 @@ def sample_from_key(n: int, k: int, key: int, phase: int = 0, lane: int = 0) -> 
     Raises:
         ValueError: k or n out of range.
     """
-    n = _check_n(n, MAX_N)
-    k = _check_n(k, n)
-    if not 0 <= key <= address.M64:
-        raise ValueError(f"key must be in [0, 2**64), got {key}")
+    n = check_n(n)
+    k = check_n(k, n, "k")
+    key = address.check_u64("key", key)
     _, _, c2, c3 = address.counter(address.SHUFFLE, lane=lane, phase=phase)
     out = np.empty(k, np.uint64)
     k0, k1 = np.uint64(key & address.M32), np.uint64(key >> 32)

@@ -17,6 +17,7 @@ from numba import extending, types, uint32, uint64
 from numba.core import cgutils
 from numpy.typing import ArrayLike, NDArray
 
+from rng import address
 from rng.kernel import kernel
 
 # numba types the decorated function as if the typing context were an argument of the call.
@@ -53,6 +54,7 @@ def philox4x32(counter: ArrayLike, key: ArrayLike, rounds: int = ROUNDS) -> NDAr
         u32[..., 4].
 
     Raises:
+        TypeError: rounds is not an int.
         ValueError: a last axis that is not 4 (key: 2), numbers out of range, rounds out of range.
 
     >>> [hex(word) for word in philox4x32([0, 0, 0, 0], [0, 0])]
@@ -69,6 +71,7 @@ def apply_blocks(
     Raises:
         ValueError: shapes or numbers that do not fit.
     """
+    rounds = address.whole("rounds", rounds)
     if not 0 <= rounds <= most:
         raise ValueError(f"rounds must be in [0, {most}], got {rounds}")
     c, k = _words("counter", counter, 4), _words("key", key, key_words)

@@ -44,7 +44,12 @@ def blocks(seed: int, offset: int, n: int) -> NDArray[np.uint32]:
     """Return u32[n, 4]: the blocks at offset, offset + 1, ... (mod 2**64).
 
     Fault: half of the counter is never used, so a seed has 2**64 blocks, not 2**128.
+
+    Raises:
+        TypeError: an argument that is not an int.
+        ValueError: seed or offset not in [0, 2**64), n < 0.
     """
+    n = _count("n", n)
     at = np.arange(n, dtype=np.uint64) + np.uint64(address.check_u64("offset", offset))
     counters = np.zeros((n, 4), np.uint32)
     counters[:, 0] = at & np.uint64(address.M32)
@@ -139,7 +144,13 @@ def fill_truncated_normal(
     """Return f32[n] in [low, high] by rejection, up to 1000 at a time.
 
     Draws: as many offsets as it takes. Fault: what later draws get depends on these values.
+
+    Raises:
+        ValueError: a range that no number of the pairs reaches (theirs never ends).
     """
+    reach = 5.769 * std
+    if not (low < high and low <= mean + reach and high >= mean - reach):
+        raise ValueError(f"no normal number of mean {mean} and std {std} is in [{low}, {high}]")
     kept = np.empty(0, _F32)
     while kept.size < n:
         some = fill_normal(generator, min(1000, n - kept.size), mean, std)
@@ -149,13 +160,16 @@ def fill_truncated_normal(
 
 def random_int(generator: Offsets, low: int, high: int) -> int:
     """Return an int in [low, high], both ends: low + u64 mod range. Draws: 1 offset. Fault: biased."""
+    low, high = address.whole("low", low), address.whole("high", high)
+    if low > high:
+        raise ValueError(f"low must be at most high, got {low} and {high}")
     return low + int(uint64(generator.seed, generator.next_offset(1), 1)[0]) % (high - low + 1)
 
 
 # ---------------------------------------------------------------- seeds, order, positions
 def initial_seed(global_seed: int, worker: int) -> int:
     """Return the seed of a worker: global ^ (worker << 32)."""
-    return (address.check_seed(global_seed) ^ (worker << 32)) & address.M64
+    return (address.check_seed(global_seed) ^ (_count("worker", worker) << 32)) & address.M64
 
 
 def augment_seed(global_seed: int, worker: int, phase: int) -> int:
@@ -164,7 +178,7 @@ def augment_seed(global_seed: int, worker: int, phase: int) -> int:
     Fault: theirs is set at the worker's first sample and never again, so a run that starts at a
     phase differs from one that reaches it.
     """
-    return (initial_seed(global_seed, worker) ^ (phase << 16)) & address.M64
+    return (initial_seed(global_seed, worker) ^ (_count("phase", phase) << 16)) & address.M64
 
 
 def shuffle_seed(global_seed: int, worker: int, phase: int) -> int:
@@ -172,7 +186,7 @@ def shuffle_seed(global_seed: int, worker: int, phase: int) -> int:
 
     Fault: depends on worker ^ phase alone: 64 workers and 300 phases give 320 streams, not 19,200.
     """
-    return (initial_seed(global_seed, worker) ^ (phase << 32)) & address.M64
+    return (initial_seed(global_seed, worker) ^ (_count("phase", phase) << 32)) & address.M64
 
 
 def shuffle(n: int, seed: int, order: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -180,8 +194,14 @@ def shuffle(n: int, seed: int, order: NDArray[Any] | None = None) -> NDArray[Any
 
     Draws: the block at offset i for step i. Fault: biased by up to n / 2**32, and a single order
     stands for the pass of all ranks.
+
+    Raises:
+        ValueError: n < 0, or an `order` that has not n elements.
     """
+    n = _count("n", n)
     values = np.arange(n, dtype=np.int64) if order is None else np.array(order)
+    if values.shape != (n,):
+        raise ValueError(f"order must have shape ({n},), got {values.shape}")
     if n > 1:
         _swaps(values, blocks(seed, 0, n)[:, 0])
     return values
@@ -189,6 +209,8 @@ def shuffle(n: int, seed: int, order: NDArray[Any] | None = None) -> NDArray[Any
 
 def write_position(call: int, worker: int, workers: int, batch_size: int) -> tuple[int, int]:
     """Return (batch, slot) of the call-th sample of a worker: divmod(call * workers + worker)."""
+    call, worker = _count("call", call), _count("worker", worker)
+    workers, batch_size = _count("workers", workers, 1), _count("batch_size", batch_size, 1)
     return divmod(call * workers + worker, batch_size)
 
 
@@ -198,7 +220,7 @@ def dropout_rank_seed(global_seed: int, rank: int) -> int:
 
     Fault: (g, rank + 1) and (g + 1, rank) share a seed.
     """
-    return address.mix64((address.check_seed(global_seed) + rank) & address.M64)
+    return address.mix64((address.check_seed(global_seed) + _count("rank", rank)) & address.M64)
 
 
 def rotate_dropout_seed(seed: int) -> int:
@@ -218,7 +240,7 @@ def dropout_uniform(seed: int, n: int) -> NDArray[np.float32]:
 
     Fault: called Philox 2x64, which it is not; may round up to 1.
     """
-    out = np.empty(n, np.float32)
+    out = np.empty(_count("n", n), np.float32)
     _dropout_uniform(out, np.uint64(address.check_seed(seed)))
     return out
 
@@ -236,14 +258,20 @@ def ascend_bit_mask(
     Element i is word i mod 4 of the block at 128-bit counter offset0 + offset1 * 2**64 + i div 4;
     kept where float32(word) * 2**-32 + 2**-33 < keep_prob; bits little-endian in each byte.
 
+    Raises:
+        TypeError: seed, an offset or n is not an int.
+        ValueError: seed or an offset not in [0, 2**64), n < 0.
+
     Source: hicann/ops-math, stateless_drop_out_gen_mask.
     """
-    first = (offset1 << 64) + offset0
-    counters = [
-        [(first + b) >> (32 * j) & address.M32 for j in range(4)] for b in range((n + 3) // 4)
-    ]
-    key = [address.check_seed(seed) & address.M32, seed >> 32]
-    words = philox.philox4x32(np.array(counters, np.uint32).reshape(-1, 4), key).reshape(-1)[:n]
+    seed, n = address.check_seed(seed), _count("n", n)
+    low = np.arange((n + 3) // 4, dtype=np.uint64) + np.uint64(
+        address.check_u64("offset0", offset0)
+    )
+    high = np.uint64(address.check_u64("offset1", offset1)) + (low < np.uint64(offset0))
+    counters = np.stack([low, high], axis=1).astype("<u8").view("<u4")
+    key = [seed & address.M32, seed >> 32]
+    words = philox.philox4x32(counters, key).reshape(-1)[:n]
     u = words.astype(_F32) * _F32(2.0**-32) + _F32(2.0**-33)
     out = np.zeros((n + 127) // 128 * 16, np.uint8)
     packed = np.packbits(u < _F32(keep_prob), bitorder="little")
@@ -268,6 +296,7 @@ def erase_rect(
     if p <= 0 or not _draw(generator) < _F32(p):
         return None
     low, high = _logs(ratio)
+    height, width = _count("height", height), _count("width", width)
     for _ in range(10):
         area = _between(generator, scale[0], scale[1]) * _F32(height * width)
         aspect = _exp(low + _draw(generator) * (high - low))
@@ -290,6 +319,7 @@ def crop_box(
     Draws: 2 offsets a try, 2 for the place. Unlike torchvision, x is drawn before y.
     """
     low, high = _logs(ratio)
+    height, width = _count("height", height), _count("width", width)
     for _ in range(10):
         area = _between(generator, scale[0], scale[1]) * _F32(height * width)
         aspect = _exp(low + _draw(generator) * (high - low))
@@ -373,6 +403,18 @@ def jitter_draws(
         low, high = (-a, a) if which == 3 else (max(_F32(0), _F32(1) - a), _F32(1) + a)
         drawn.append((which, low + _draw(generator) * (high - low)))
     return drawn
+
+
+def _count(name: str, value: int, least: int = 0) -> int:
+    """Return a number as an int of Python's, which does not wrap.
+
+    Raises:
+        TypeError, ValueError: not an int, or below `least`.
+    """
+    number = address.whole(name, value)
+    if number < least:
+        raise ValueError(f"{name} must be >= {least}, got {number}")
+    return number
 
 
 def _draw(generator: Offsets) -> np.float32:

@@ -35,6 +35,7 @@ def threefry4x32(counter: ArrayLike, key: ArrayLike, rounds: int = ROUNDS) -> ND
         u32[..., 4].
 
     Raises:
+        TypeError: rounds is not an int.
         ValueError: a last axis that is not 4, numbers out of range, rounds out of range.
 
     >>> [hex(word) for word in threefry4x32([0, 0, 0, 0], [0, 0, 0, 0])]

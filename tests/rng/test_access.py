@@ -39,8 +39,18 @@ def test_indexing():
     for bad in (100_000, -1, [0, 100_000]):
         with pytest.raises(IndexError, match="100000"):
             order[bad]
-    with pytest.raises(TypeError, match="index"):
-        order[0.5]
+    for bad in (0.5, True, None, [True], "1"):
+        with pytest.raises(TypeError, match="index"):
+            order[bad]
+    with pytest.raises(IndexError, match="index"):
+        order[1 << 70]
+    assert order[[]].shape == order.inverse([]).shape == (0,)
+    assert 99_999 in order
+    assert 100_000 not in order
+    narrow = RandomAccessPermutation(np.int32(100_000), np.uint64(9), np.int8(2), np.int16(3))
+    assert narrow[7] == order[np.uint8(7)] == order[7]
+    with pytest.raises(TypeError, match="phase"):
+        RandomAccessPermutation(100_000, 9, 2.5)
     with pytest.raises(ValueError, match="n must be"):
         RandomAccessPermutation((1 << 40) + 1, 0)
 

@@ -1,3 +1,6 @@
+import math
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,6 +74,52 @@ def test_positions_out_of_range_raise():
     ):
         with pytest.raises(OverflowError, match="must be in"):
             call()
+
+
+def test_numbers_of_numpy_do_not_wrap():
+    for kind in (np.uint8, np.int8, np.int32, np.uint64):
+        assert address.site(kind(7), kind(3), kind(100)) == address.site(7, 3, 100)
+        assert address.sample_position(kind(100), kind(5)) == address.sample_position(100, 5)
+        assert address.attempt_position(kind(100), kind(5)) == address.attempt_position(100, 5)
+        assert address.counter(3, phase=kind(9), position=kind(11)) == address.counter(
+            3, 0, 0, 9, 11
+        )
+        assert address.fold_in(kind(7), kind(9)) == address.fold_in(7, 9)
+        assert address.named(kind(7), "a") == address.named(7, "a")
+
+
+@pytest.mark.parametrize("bad", [True, np.True_, 1.0, math.nan, "1", None])
+def test_a_field_must_be_an_int(bad):
+    address.named(1, "a")  # in the cache: 1, 1.0 and True are one key of a dict
+    for call in (
+        lambda: address.site(bad),
+        lambda: address.site(1, bad),
+        lambda: address.site(1, 0, bad),
+        lambda: address.counter(1, phase=bad),
+        lambda: address.counter(1, position=bad),
+        lambda: address.sample_position(bad),
+        lambda: address.attempt_position(0, bad),
+        lambda: address.decode((0, 0, 0, bad)),
+        lambda: address.fold_in(bad, 1),
+        lambda: address.fold_in(1, bad),
+        lambda: address.named(bad, "a"),
+    ):
+        with pytest.raises(TypeError, match="must be an int"):
+            call()
+
+
+def test_keys_and_names_out_of_range_raise():
+    for key in (-1, 1 << 64):
+        for call in (lambda: address.fold_in(key, 0), lambda: address.named(key, "a")):  # noqa: B023
+            with pytest.raises(ValueError, match="key must be in"):
+                call()
+    with pytest.raises(OverflowError, match="position"):
+        address.fold_in(0, 1 << 64)
+    with pytest.raises(OverflowError, match="word"):
+        address.decode((1 << 32, 0, 0, 0))
+    for name in (None, b"a", 1):
+        with pytest.raises(TypeError, match="name must be a str"):
+            address.named(0, name)
 
 
 def test_a_seed_must_be_an_int_of_64_bits():

@@ -95,5 +95,14 @@ def test_phase_and_lane_out_of_range_raise():
         permute.permutation(5, 0, phase=1 << 32)
     with pytest.raises(OverflowError, match="lane"):
         permute.permutation(5, 0, lane=1 << 16)
-    with pytest.raises(TypeError, match="n must be an int"):
-        permute.permutation(5.0, 0)
+    for call in (
+        lambda: permute.permutation(5.0, 0),
+        lambda: permute.permutation(5, 0, phase=1.5),
+        lambda: permute.permutation(5, 0, lane=True),
+        lambda: permute.permutation_from_key(5, 1.0),
+        lambda: permute.permutation(2, 0, out=[0, 0]),
+    ):
+        with pytest.raises(TypeError, match=r"must be an int|numpy array"):
+            call()
+    want = permute.permutation(9, 1, 2, 3)
+    assert (permute.permutation(np.int8(9), np.uint64(1), np.uint8(2), np.uint8(3)) == want).all()

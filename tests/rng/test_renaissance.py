@@ -175,3 +175,34 @@ def test_truncated_normals_come_by_rejection():
     assert g.offset > 750
     with pytest.raises(ValueError, match="low must be below high"):
         seed_system.fill_int32(g, 3, 5, 5)
+
+
+def test_numbers_of_numpy_do_not_wrap_and_odd_ones_raise():
+    small = np.int8(100)
+    assert seed_system.initial_seed(42, small) == seed_system.initial_seed(42, 100)
+    assert seed_system.augment_seed(42, small, small) == seed_system.augment_seed(42, 100, 100)
+    assert seed_system.shuffle_seed(42, small, small) == seed_system.shuffle_seed(42, 100, 100)
+    assert seed_system.write_position(small, small, small, 3) == (3366, 2)
+    assert seed_system.random_int(rng.Generator(1), small, np.int8(127)) >= 100
+    assert seed_system.erase_rect(rng.Generator(1), np.int8(32), np.int8(32), 1.0)
+    for call in (
+        lambda: seed_system.uniform(1, 0, -5),
+        lambda: seed_system.shuffle(3, 1, np.arange(3000)),
+        lambda: seed_system.random_int(rng.Generator(1), 5, 3),
+        lambda: seed_system.ascend_bit_mask(1, 1 << 64, 0, 8, 0.9),
+        lambda: seed_system.write_position(0, 0, 1, 0),
+        lambda: seed_system.fill_truncated_normal(rng.Generator(1), 5, 0.0, 1.0, 6.0, 7.0),
+        lambda: seed_system.fill_truncated_normal(rng.Generator(1), 5, 0.0, 1.0, 1.0, -1.0),
+    ):
+        with pytest.raises(ValueError, match=r"must|no normal"):
+            call()
+    with pytest.raises(TypeError, match="n must be an int"):
+        seed_system.uniform(1, 0, 2.5)
+
+
+def test_ascends_counter_carries_into_its_upper_half():
+    low = seed_system.ascend_bit_mask(7, (1 << 64) - 2, 5, 600, 0.5)
+    high = seed_system.ascend_bit_mask(7, 0, 6, 592, 0.5)
+    assert (
+        np.unpackbits(low, bitorder="little")[8:600] == np.unpackbits(high, bitorder="little")[:592]
+    ).all()

@@ -54,3 +54,12 @@ def test_words_out_of_range_raise():
     ):
         with pytest.raises(ValueError, match=r"must|rounds"):
             call()
+
+
+@pytest.mark.parametrize("block", [rng.philox4x32, rng.threefry4x32])
+@pytest.mark.parametrize("rounds", [1.5, 10.0, True, None])
+def test_rounds_must_be_an_int(block, rounds):
+    key = [0] * (2 if block is rng.philox4x32 else 4)
+    with pytest.raises(TypeError, match="rounds must be an int"):
+        block([0] * 4, key, rounds=rounds)
+    assert (block([1] * 4, key, rounds=np.int8(7)) == block([1] * 4, key, rounds=7)).all()
