@@ -7,6 +7,7 @@ What numpy makes of them may change from one numpy version to the next; the word
 """
 
 import ctypes
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,7 +28,11 @@ class BitGenerator(np.random.BitGenerator):  # noqa: TID251
     """numpy's BitGenerator interface to a stream of this package.
 
     Args:
-        where: a seed (then the stream is that of `rng.Generator(seed)`) or a `Stream`.
+        where: a seed (then the stream is that of `rng.Generator(seed)`: the same words) or a
+            `Stream`.
+
+    Raises:
+        TypeError, ValueError: `where` is neither an int in [0, 2**64) nor a `Stream`.
 
     >>> import numpy
     >>> g = numpy.random.Generator(BitGenerator(42))
@@ -40,7 +45,7 @@ class BitGenerator(np.random.BitGenerator):  # noqa: TID251
         if not isinstance(where, Stream):
             where = Stream(address.mix64(where), address.site(address.GENERATOR))
         self._words = np.zeros(_SIZE, np.uint64)
-        self.state = {"stream": where, "word": 0}
+        self.state = {**dataclasses.asdict(where), "word": 0}
         pointer = ctypes.pythonapi.PyCapsule_GetPointer
         pointer.restype = ctypes.c_void_p
         pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
@@ -52,15 +57,31 @@ class BitGenerator(np.random.BitGenerator):  # noqa: TID251
 
     @property
     def state(self) -> Mapping[str, Any]:
-        """The stream, and how many of its words were used."""
+        """The stream's fields, how many of its words were used, how many were spawned: JSON.
+
+        Setting it raises TypeError for a field that is not an int, ValueError for missing fields and
+        OverflowError for fields out of range.
+        """
         w = [int(x) for x in self._words[:_WORDS]]
         made = 4 * ((w[_POSITION] - self._stream.start) & address.M64)
-        return {"stream": self._stream, "word": made - philox.WORDS + w[_USED]}
+        return {
+            "bit_generator": type(self).__name__,
+            **dataclasses.asdict(self._stream),
+            "word": made - philox.WORDS + w[_USED],
+            "spawned": self._spawned,
+        }
 
     @state.setter
     def state(self, value: Mapping[str, Any]) -> None:
-        stream, word = value["stream"], value["word"]
+        names = [field.name for field in dataclasses.fields(Stream)]
+        if not {*names, "word"} <= set(value):
+            raise ValueError(f"expected the fields {', '.join(names)}, word; got {value!r}")
+        stream = Stream(**{name: value[name] for name in names})
+        word = address.whole("word", value["word"])
+        if not 0 <= word <= 4 * ((1 << 64) - philox.BLOCKS - stream.start):
+            raise OverflowError(f"word must be within positions [0, 2**64), got {word}")
         self._stream: Stream = stream
+        self._spawned = address.whole("spawned", value.get("spawned", 0))
         block = stream.start + word // philox.WORDS * philox.BLOCKS
         parts = (stream.key & address.M32, stream.key >> 32, stream.c2, stream.c3, block)
         self._words[:_USED] = parts
@@ -68,12 +89,28 @@ class BitGenerator(np.random.BitGenerator):  # noqa: TID251
         _refill(self._words)
         self._words[_USED] = word % philox.WORDS
 
+    def spawn(self, n_children: int) -> list["BitGenerator"]:
+        """Return generators with keys derived from this one's key and how many it has spawned.
+
+        Raises:
+            TypeError, ValueError: `n_children` is not an int >= 0.
+        """
+        if address.whole("n_children", n_children) < 0:
+            raise ValueError(f"n_children must be >= 0, got {n_children}")
+        stream, first = self._stream, self._spawned
+        self._spawned += n_children
+        key = address.named(stream.key, "spawn")
+        return [
+            BitGenerator(Stream(address.fold_in(key, i), stream.c3, stream.c2))
+            for i in range(first, first + n_children)
+        ]
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self.state,)
 
 
 def _restore(state: Mapping[str, Any]) -> BitGenerator:
-    made = BitGenerator(state["stream"])
+    made = BitGenerator(0)
     made.state = state
     return made
 

@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba import float32, float64, int32, int64, types, uint32, uint64
 from numpy.typing import NDArray
 
-from rng import philox
+from rng import address, philox
 from rng.kernel import kernel
 
 _CHUNK = 4 * philox.WORDS  # words made, then transformed: 2 KiB of the first-level cache
@@ -45,10 +45,10 @@ def in_pieces(n: int, threads: int | None, work: Callable[[int, int], None]) -> 
     each processor.
 
     Raises:
+        TypeError: threads is not an int.
         ValueError: threads < 1.
     """
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads must be at least 1, got {threads}")
+    check_threads(threads)
     count = n // _PER_THREAD
     if count > 1:
         count = min(count, threads or cpus())
@@ -64,6 +64,32 @@ def in_pieces(n: int, threads: int | None, work: Callable[[int, int], None]) -> 
             other.result()
 
 
+def check_threads(threads: int | None) -> None:
+    """Raise TypeError or ValueError where `threads` is no number of threads."""
+    if threads is not None and address.whole("threads", threads) < 1:
+        raise ValueError(f"threads must be at least 1, got {threads}")
+
+
+def check_out(out: NDArray[Any], threads: int | None = None) -> None:
+    """Raise where `out` cannot be filled.
+
+    Raises:
+        TypeError: not an array, or threads is not an int.
+        ValueError: read-only, or two of its elements may share memory, or threads < 1.
+    """
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be a numpy array, got {type(out).__name__}")
+    if not out.flags.writeable:
+        raise ValueError("out must be writeable")
+    if not out.flags.forc and out.size > 1:
+        reach = out.itemsize
+        for stride, n in sorted((abs(s), n) for s, n in zip(out.strides, out.shape, strict=True)):
+            if n > 1 and stride < reach:
+                raise ValueError("out must not have elements that share memory")
+            reach += stride * (n - 1)
+    check_threads(threads)
+
+
 def through(
     out: NDArray[Any],
     native: Any,
@@ -73,15 +99,13 @@ def through(
     """Call kernel(piece, first) until all of `out` is written, element i of the C order as number i.
 
     `piece` is a contiguous array of dtype `native`: a part of `out` if that has the dtype and is
-    contiguous, else a buffer that is then copied with one cast.
-
-    Raises:
-        ValueError: `out` is read-only, or threads < 1.
+    contiguous, else a buffer that is then copied with one cast. `out` has passed `check_out`.
     """
-    if not out.flags.writeable:
-        raise ValueError("out must be writeable")
     flat: Any = out.reshape(-1) if out.flags.c_contiguous else out.flat
-    if out.dtype == native and out.flags.c_contiguous:
+    if out.dtype == native and out.flags.carray:
+        if out.size < 2 * _PER_THREAD:
+            kernel(flat, 0)
+            return
         in_pieces(out.size, threads, lambda a, b: kernel(flat[a:b], a))
         return
 
@@ -90,7 +114,8 @@ def through(
         for first in range(a, b, _BUFFER):
             piece = buffer[: min(_BUFFER, b - first)]
             kernel(piece, first)
-            flat[first : first + piece.size] = piece
+            with np.errstate(all="ignore"):  # beyond the largest float16 is inf: no need to warn
+                flat[first : first + piece.size] = piece
 
     in_pieces(out.size, threads, work)
 

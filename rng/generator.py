@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ class Generator:
 
     def __init__(self, seed: int | None = None, offset: int = 0) -> None:
         self._lock = threading.Lock()
+        self._stream: Any = None
         self._seed: int
         self._offset: int
         self._key: int
@@ -67,13 +69,14 @@ class Generator:
         """Reserve `count` blocks and return the first one's offset.
 
         Raises:
+            TypeError: `count` is not an int.
             ValueError: `count` is negative.
             OverflowError: fewer than `count` blocks are left of the 2**64.
         """
-        return self._reserve(count)[1]
+        return self._reserve(address.whole("count", count))[0]
 
-    def _reserve(self, count: int) -> tuple[int, int]:
-        """Return (key, first offset) of `count` reserved blocks, both of one moment."""
+    def _reserve(self, count: int) -> tuple[int, Any]:
+        """Return the first offset of `count` reserved blocks, and the key's words of that moment."""
         if count < 0:
             raise ValueError(f"count must be >= 0, got {count}")
         with self._lock:
@@ -84,7 +87,11 @@ class Generator:
                     f"{count} were asked for"
                 )
             self._offset = first + count
-            return self._key, first
+            return first, self._parts
+
+    def _reserve_for_stream(self, blocks: int) -> tuple[Any, ...]:
+        first, parts = self._reserve(blocks)
+        return np.uint64(first), *parts
 
     def jump(self, blocks: int) -> "Generator":
         """Move `blocks` ahead, in constant time, and return self."""
@@ -106,6 +113,8 @@ class Generator:
         seed, offset = address.check_seed(seed), address.check_u64("offset", offset)
         with self._lock:
             self._seed, self._offset, self._key = seed, offset, address.mix64(seed)
+            parts = (0, _SITE, self._key & address.M32, self._key >> 32)
+            self._parts = tuple(np.uint64(part) for part in parts)
 
     def manual_seed(self, seed: int) -> "Generator":
         """Go to (seed, 0) and return self."""
@@ -122,7 +131,8 @@ class Generator:
         """Return a generator at a state made by `to_json`.
 
         Raises:
-            ValueError: not such a line.
+            TypeError: a field that is not an int.
+            ValueError: not such a line, or a field out of range.
         """
         state = json.loads(text)
         if not isinstance(state, dict) or set(state) != {"seed", "offset"}:
@@ -132,17 +142,18 @@ class Generator:
     # ------------------------------------------------------------ numbers
     # Each call reserves its blocks and fills a new array of `shape` and `dtype`, or `out`; `threads`
     # is the most threads to use. Ranges, errors and words drawn: the method of that name of `Stream`.
+    # A call that raises has reserved nothing.
     def uint32(
         self, shape: Shape = None, *, out: Array | None = None, threads: int | None = None
     ) -> Array:
         """Return u32 words. Draws: 1 word each."""
-        return self._fill("uint32", 1, shape, np.uint32, out, threads)
+        return self._fill("uint32", shape, np.uint32, out, threads)
 
     def uint64(
         self, shape: Shape = None, *, out: Array | None = None, threads: int | None = None
     ) -> Array:
         """Return u64 numbers. Draws: 2 words each."""
-        return self._fill("uint64", 2, shape, np.uint64, out, threads)
+        return self._fill("uint64", shape, np.uint64, out, threads)
 
     def uniform(
         self,
@@ -159,8 +170,7 @@ class Generator:
         >>> Generator(42).uniform(2).tolist()
         [0.3186030983924866, 0.5093458294868469]
         """
-        wide = np.dtype(dtype if out is None else out.dtype) == np.float64
-        return self._fill("uniform", 1 + wide, shape, dtype, out, threads, low, high)
+        return self._fill("uniform", shape, dtype, out, threads, low, high)
 
     def normal(
         self,
@@ -173,7 +183,7 @@ class Generator:
         threads: int | None = None,
     ) -> Array:
         """Return normal numbers. Draws: 1 word each."""
-        return self._fill("normal", 1, shape, dtype, out, threads, mean, std)
+        return self._fill("normal", shape, dtype, out, threads, mean, std)
 
     def truncated_normal(
         self,
@@ -188,7 +198,7 @@ class Generator:
         threads: int | None = None,
     ) -> Array:
         """Return normal numbers conditioned on [low, high]. Draws: 1 word each."""
-        return self._fill("truncated_normal", 1, shape, dtype, out, threads, mean, std, low, high)
+        return self._fill("truncated_normal", shape, dtype, out, threads, mean, std, low, high)
 
     def lognormal(
         self,
@@ -201,7 +211,7 @@ class Generator:
         threads: int | None = None,
     ) -> Array:
         """Return exp(normal(mean, std)). Draws: 1 word each."""
-        return self._fill("lognormal", 1, shape, dtype, out, threads, mean, std)
+        return self._fill("lognormal", shape, dtype, out, threads, mean, std)
 
     def exponential(
         self,
@@ -213,7 +223,7 @@ class Generator:
         threads: int | None = None,
     ) -> Array:
         """Return exponential numbers of mean `scale`. Draws: 1 word each."""
-        return self._fill("exponential", 1, shape, dtype, out, threads, scale)
+        return self._fill("exponential", shape, dtype, out, threads, scale)
 
     def gumbel(
         self,
@@ -226,7 +236,7 @@ class Generator:
         threads: int | None = None,
     ) -> Array:
         """Return Gumbel numbers. Draws: 1 word each."""
-        return self._fill("gumbel", 1, shape, dtype, out, threads, loc, scale)
+        return self._fill("gumbel", shape, dtype, out, threads, loc, scale)
 
     def bernoulli(
         self,
@@ -238,7 +248,7 @@ class Generator:
         threads: int | None = None,
     ) -> Array:
         """Return True (1) with chance p. Draws: 1 word each."""
-        return self._fill("bernoulli", 1, shape, dtype, out, threads, p)
+        return self._fill("bernoulli", shape, dtype, out, threads, p)
 
     def integers(
         self,
@@ -255,16 +265,16 @@ class Generator:
         >>> Generator(42).integers(6, 1, 7).tolist()
         [2, 4, 1, 1, 6, 4]
         """
-        wide = int(high) - int(low) > 1 << 32
-        return self._fill("integers", 1 + wide, shape, dtype, out, threads, low, high)
+        return self._fill("integers", shape, dtype, out, threads, low, high)
 
     def random_int(self, low: int, high: int) -> int:
         """Return an int in [low, high], both ends included. Draws: 1 block.
 
         Raises:
+            TypeError: one of them is not an int.
             ValueError: low > high, or a range beyond int64.
         """
-        return int(self.integers(1, low, high + 1)[0])
+        return int(self.integers(1, low, address.whole("high", high) + 1)[0])
 
     def categorical(
         self,
@@ -275,7 +285,7 @@ class Generator:
         threads: int | None = None,
     ) -> Array:
         """Return i64 numbers of `weights`, with chances proportional to them. Draws: 2 words each."""
-        return self._fill("categorical", 2, shape, np.int64, out, threads, weights)
+        return self._fill("categorical", shape, np.int64, out, threads, weights)
 
     def choice(self, values: Any, shape: Shape = None, weights: Any = None) -> Any:
         """Return elements of `values` (or of range(values)), drawn with replacement.
@@ -286,8 +296,14 @@ class Generator:
             weights: chances, proportional to them; None: equal.
 
         Draws: as `integers` or `categorical`.
+
+        Raises:
+            TypeError: `values` is neither an array nor an int.
+            ValueError: nothing to choose from, or weights that do not fit.
         """
-        n = int(values) if np.ndim(values) == 0 else len(values)
+        n = address.whole("values", values) if np.ndim(values) == 0 else len(values)
+        if n < 1:
+            raise ValueError(f"there must be something to choose from, got {values!r}")
         if weights is not None and np.size(weights) != n:
             raise ValueError(f"there are {n} values and {np.size(weights)} weights")
         size = () if shape is None else shape
@@ -295,9 +311,15 @@ class Generator:
         return where[()] if np.ndim(values) == 0 else np.asarray(values)[where]
 
     def permutation(self, n: int) -> Array:
-        """Return a random order of 0 ... n-1, as `rng.permutation`. Draws: 1 block, its key."""
+        """Return a random order of 0 ... n-1, as `rng.permutation`. Draws: 1 block, its key.
+
+        Raises:
+            TypeError: n is not an int.
+            ValueError: n is out of range.
+        """
         from rng import permute
 
+        n = permute.check_n(n)
         return permute.permutation_from_key(n, self._new_key())
 
     def sample(self, n: int, k: int) -> Array:
@@ -308,36 +330,32 @@ class Generator:
         """
         from rng import permute
 
+        n = permute.check_n(n)
+        k = permute.check_n(k, n, "k")
         return permute.sample_from_key(n, k, self._new_key())
 
     def _new_key(self) -> int:
-        key: int = self._stream(1).uint64(np.empty(1, np.uint64))[0]
-        return int(key)
-
-    def _stream(self, blocks: int) -> Any:
-        """Return the stream of so many blocks, reserved."""
-        from rng import stream
-
-        key, offset = self._reserve(blocks)
-        return stream.Stream(key, _SITE, 0, offset)
+        return int(self.uint64(1)[0])
 
     def _fill(
         self,
         name: str,
-        words_each: int,
         shape: Shape,
         dtype: Any,
         out: Array | None,
         threads: int | None,
         *parameters: Any,
     ) -> Array:
-        """Reserve the blocks, then let the stream's method `name` fill `out` or a new array."""
+        """Let the stream's method `name` fill `out` or a new array: it reserves the blocks."""
+        if self._stream is None:
+            from rng.stream import Reserving
+
+            self._stream = Reserving(self._reserve_for_stream)
         if out is None:
             out = np.empty(() if shape is None else shape, dtype)
-        elif shape is not None and out.shape != np.empty(shape, np.void).shape:
+        elif shape is not None and out.shape != _size(shape):
             raise ValueError(f"out has shape {out.shape}, shape is {shape}")
-        stream = self._stream((words_each * out.size + 3) // 4)
-        array: Array = getattr(stream, name)(out, *parameters, threads=threads)
+        array: Array = getattr(self._stream, name)(out, *parameters, threads=threads)
         return array
 
     # ------------------------------------------------------------ copies
@@ -347,6 +365,7 @@ class Generator:
 
     def __setstate__(self, state: dict[str, int]) -> None:
         self._lock = threading.Lock()
+        self._stream = None
         self.set_state(**state)
 
     def __eq__(self, other: object) -> bool:
@@ -358,6 +377,10 @@ class Generator:
 
     def __repr__(self) -> str:
         return f"Generator(seed={self._seed}, offset={self._offset})"
+
+
+def _size(shape: Any) -> tuple[int, ...]:
+    return tuple(shape) if isinstance(shape, Iterable) else (shape,)
 
 
 # ---------------------------------------------------------------- the default generator

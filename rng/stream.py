@@ -7,8 +7,9 @@ So any piece of a result can be made alone, by any thread, in any order: `first`
 the first element.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from rng import address, draw, fill, tables
 
 _NO_TABLE = tables.Table(np.zeros((1, 4), np.int32), 0, np.zeros(4, np.float32))
 _NO_TABLE.rows.flags.writeable = False
+_NO_REALS = np.zeros(3)
 Array = NDArray[Any]
 _LARGEST = 3.4028234663852886e38  # of float32
 
@@ -34,8 +36,13 @@ class Stream:
 
     Every method fills `out` (any shape, strides; written in C order) with the values `first`,
     `first` + 1, ... and returns it; `threads` is the most threads to use (None: as fits the size).
-    Each raises ValueError for parameters out of range or a read-only `out`, OverflowError where the
-    stream ends.
+    Each raises TypeError for what is not a number, ValueError for parameters out of range, for an
+    `out` of another kind of numbers, read-only, or two of whose elements share memory, and
+    OverflowError where the stream ends.
+
+    Raises:
+        TypeError: a field that is not an int.
+        OverflowError: a field out of its range.
 
     >>> s = Stream(address.mix64(42), address.site(address.USER))
     >>> s.uniform(np.empty(4, np.float32)).tolist() == s.uniform(np.empty(8, np.float32))[:4].tolist()
@@ -46,6 +53,15 @@ class Stream:
     c3: int
     c2: int = 0
     start: int = 0
+
+    def __post_init__(self) -> None:
+        for name, bits in (("key", 64), ("c3", 32), ("c2", 32), ("start", 64)):
+            number = address.whole(name, getattr(self, name))
+            if not 0 <= number < 1 << bits:
+                raise OverflowError(f"{name} must be in [0, 2**{bits}), got {number}")
+            object.__setattr__(self, name, number)
+        parts = (self.start, self.c2, self.c3, self.key & address.M32, self.key >> 32)
+        object.__setattr__(self, "_parts", tuple(np.uint64(part) for part in parts))
 
     # ------------------------------------------------------------ words
     def uint32(self, out: Array, first: int = 0, threads: int | None = None) -> Array:
@@ -69,7 +85,9 @@ class Stream:
 
         float64 `out`: 53 bits, low + u * (high - low) in float64. Draws: 2 words each.
         Any other: 24 bits, in float32, then cast once. Draws: 1 word each.
+        `low` and `high` are rounded to the type of `out`.
         """
+        _check_kind(out, "f")
         kind, real = _uniform(out.dtype, float(low), float(high))
         native = np.float64 if out.dtype == np.float64 else np.float32
         return self._fill(out, native, kind, first, threads, real)
@@ -86,6 +104,7 @@ class Stream:
 
         Source: integer-only inverse of the distribution function, `rng.tables`.
         """
+        _check_kind(out, "f")
         _finite(mean=mean, std=std)
         _at_least(0.0, std=std)
         return self._inverse(out, tables.NORMAL, mean, std, first, threads)
@@ -102,15 +121,16 @@ class Stream:
     ) -> Array:
         """Normal numbers conditioned on [low, high], both ends included. Draws: 1 word each.
 
-        The word is mapped into the ranks whose value lies in the range, so nothing is rejected; a
-        range of probability P has about P * 2**32 different values.
+        The word is mapped into the ranks whose value lies in the range (as float32, and in the type
+        of `out`), so nothing is rejected; a range of probability P has about P * 2**32 of them.
 
         Raises:
             ValueError: the range holds none of the 2**32 values.
         """
+        _check_kind(out, "f")
         _finite(mean=mean, std=std)
         _at_least(0.0, std=std)
-        a, b = _ranks(float(mean), float(std), float(low), float(high))
+        a, b = _ranks(out.dtype, float(mean), float(std), float(low), float(high))
         return self._fill(
             out,
             np.float32,
@@ -134,6 +154,7 @@ class Stream:
 
         The exponential is a fixed polynomial in float64, rounded once to float32.
         """
+        _check_kind(out, "f")
         _finite(mean=mean, std=std)
         _at_least(0.0, std=std)
         return self._fill(
@@ -143,7 +164,11 @@ class Stream:
     def exponential(
         self, out: Array, scale: float = 1.0, first: int = 0, threads: int | None = None
     ) -> Array:
-        """Exponential numbers of mean `scale`, at most 22.88 of it, never 0. Draws: 1 word each."""
+        """Exponential numbers of mean `scale`, at most 22.88 of it. Draws: 1 word each.
+
+        0 only where `scale` is 0 or the product rounds to it. Source: `rng.tables`.
+        """
+        _check_kind(out, "f")
         _finite(scale=scale)
         _at_least(0.0, scale=scale)
         return self._inverse(out, tables.EXPONENTIAL, 0.0, scale, first, threads)
@@ -156,7 +181,11 @@ class Stream:
         first: int = 0,
         threads: int | None = None,
     ) -> Array:
-        """Gumbel numbers loc + scale * g, g in [-3.14, 22.88]. Draws: 1 word each."""
+        """Gumbel numbers loc + scale * g, g in [-3.14, 22.88]. Draws: 1 word each.
+
+        Source: `rng.tables`.
+        """
+        _check_kind(out, "f")
         _finite(loc=loc, scale=scale)
         _at_least(0.0, scale=scale)
         return self._inverse(out, tables.GUMBEL, loc, scale, first, threads)
@@ -166,8 +195,9 @@ class Stream:
         self, out: Array, p: float = 0.5, first: int = 0, threads: int | None = None
     ) -> Array:
         """1 with chance p (to 32 bits; 0 and 1 exact), else 0. Draws: 1 word each."""
+        _check_kind(out, "biuf")
         threshold = draw.bernoulli_threshold(p)
-        start, c2, c3, k0, k1 = self._check(first, out.size, 1)
+        number, start, c2, c3, k0, k1 = self._where(out, first, 1, threads)
         if threshold == 1 << 32:
             out[...] = 1
             return out
@@ -175,7 +205,7 @@ class Stream:
         def kernel(piece: Array, at: int) -> None:
             fill.bernoulli(
                 piece.view(np.uint8),
-                np.uint64(first + at),
+                np.uint64(number + at),
                 start,
                 c2,
                 c3,
@@ -196,28 +226,33 @@ class Stream:
         (high - low) / 2**32, / 2**64) is drawn again at the same position with op = attempt.
 
         Raises:
-            ValueError: an empty range, one that `out` cannot hold, or a stream whose op is not 0.
+            TypeError: `low` or `high` is not an int.
+            ValueError: an empty range, one that `out` cannot hold, or a stream whose op is not 0 or
+                whose purpose gives op another meaning (all but GENERATOR and 128 ... 253).
 
         Source: Lemire, "Fast random integer generation in an interval" (TOMACS 2019), algorithm 5.
         """
-        low, high = int(low), int(high)
-        if out.dtype.kind not in "iu":
-            raise ValueError(f"out must hold integers, got dtype {out.dtype}")
+        low, high = address.whole("low", low), address.whole("high", high)
+        _check_kind(out, "iu")
         info = np.iinfo(out.dtype)
         if not info.min <= low < high <= int(info.max) + 1:
             raise ValueError(
                 f"integers needs low < high, both within {out.dtype}, got {low} and {high}"
             )
-        if self.c3 >> 16 & 0xFF:
-            raise ValueError("integers needs a stream whose op is 0: further attempts use it")
+        purpose = self.c3 >> 24
+        if self.c3 >> 16 & 0xFF or not (purpose == address.GENERATOR or 128 <= purpose < 254):
+            raise ValueError(
+                "integers needs a stream of op 0 and of the purpose GENERATOR or 128 ... 253: "
+                f"further attempts use the op, got c3 = {self.c3:#010x}"
+            )
         span = high - low
         wide = span > 1 << 32
-        start, c2, c3, k0, k1 = self._check(first, out.size, 2 if wide else 1)
+        number, start, c2, c3, k0, k1 = self._where(out, first, 2 if wide else 1, threads)
 
         def kernel(piece: Array, at: int) -> None:
             fill.below(
                 piece.view(np.uint64),
-                np.uint64(first + at),
+                np.uint64(number + at),
                 start,
                 c2,
                 c3,
@@ -239,7 +274,8 @@ class Stream:
         A weight of 0 is never drawn.
 
         Raises:
-            ValueError: weights that are empty, negative, not finite or all 0.
+            ValueError: weights that are empty, negative, not finite or all 0, or an `out` that
+                cannot hold their numbers.
         """
         w = np.asarray(weights, np.float64)
         if w.ndim != 1 or w.size == 0 or not np.isfinite(w).all() or (w < 0).any():
@@ -247,29 +283,38 @@ class Stream:
         sums = np.cumsum(w)
         if not (0.0 < sums[-1] < np.inf):
             raise ValueError(f"weights must have a positive finite sum, got {sums[-1]}")
+        _check_kind(out, "iu")
+        if w.size - 1 > np.iinfo(out.dtype).max:
+            raise ValueError(f"out must hold integers up to {w.size - 1}, got dtype {out.dtype}")
         cuts = (sums / sums[-1] * 2.0**53).astype(np.uint64)
+        number, *where = self._where(out, first, 2, threads)
 
         def kernel(piece: Array, at: int) -> None:
-            numbers = piece.view(np.uint64)
-            self.uint64(numbers, first + at, 1)
-            fill.search(numbers, cuts)
+            first_word = np.uint64(2 * (number + at))
+            _words(piece.view(np.uint32), first_word, where, fill.RAW)
+            fill.search(piece.view(np.uint64), cuts)
 
         fill.through(out, np.int64, threads, kernel)
         return out
 
     # ------------------------------------------------------------ inside
-    def _check(self, first: int, n: int, words_each: int) -> Any:
-        """Return (start, c2, c3, k0, k1) for a kernel, having checked that the stream goes so far."""
-        if first < 0 or self.start + (words_each * (first + n) + 3) // 4 > 1 << 64:
+    def _where(self, out: Array, first: int, words_each: int, threads: int | None) -> Any:
+        """Return (first, start, c2, c3, k0, k1) for a kernel that is about to fill `out`.
+
+        Everything else has been checked by now: here a generator reserves its blocks.
+        """
+        fill.check_out(out, threads)
+        first = address.whole("first", first)
+        n = out.size
+        if (
+            first < 0
+            or words_each * (first + n) > 1 << 64
+            or self.start + (words_each * (first + n) + 3) // 4 > 1 << 64
+        ):
             raise OverflowError(
                 f"values {first} ... {first + n} are not within positions [0, 2**64) of the stream"
             )
-        return self._parts
-
-    @cached_property
-    def _parts(self) -> Any:
-        parts = (self.start, self.c2, self.c3, self.key & address.M32, self.key >> 32)
-        return tuple(np.uint64(part) for part in parts)
+        return first, *self._parts  # type: ignore[attr-defined]
 
     def _inverse(
         self,
@@ -295,34 +340,57 @@ class Stream:
         table: tables.Table = _NO_TABLE,
     ) -> Array:
         """Fill `out` with numbers of `kind`, made in dtype `native` of 4 or 8 bytes."""
-        each = np.dtype(native).itemsize // 4
-        start, c2, c3, k0, k1 = self._check(first, out.size, each)
+        each = 2 if native is np.float64 or native is np.uint64 else 1
+        number, *where = self._where(out, first, each, threads)
         numbers = _reals(*(x + 0.0 for x in real))  # -0.0 and 0.0 are one key
-        low, span = np.uint64(whole[0]), np.uint64(whole[1])
-        upper = np.uint64(table.upper)
 
         def kernel(piece: Array, at: int) -> None:
-            number = np.uint64(each * (first + at))
-            words = piece.view(np.uint32)
-            fill.words(
-                words,
-                number,
-                start,
-                c2,
-                c3,
-                k0,
-                k1,
-                kind,
-                numbers,
-                low,
-                span,
-                table.rows,
-                upper,
-                table.scales,
-            )
+            first_word = np.uint64(each * (number + at))
+            _words(piece.view(np.uint32), first_word, where, kind, numbers, whole, table)
 
         fill.through(out, native, threads, kernel)
         return out
+
+
+class Reserving(Stream):
+    """The stream of a generator: each call reserves blocks of its own, once its arguments are right.
+
+    Args:
+        reserve: reserve(blocks) -> (start, c2, c3, k0, k1) of them.
+    """
+
+    def __init__(self, reserve: Callable[[int], tuple[Any, ...]]) -> None:
+        super().__init__(0, address.site(address.GENERATOR))
+        object.__setattr__(self, "_reserve", reserve)
+
+    def _where(self, out: Array, first: int, words_each: int, threads: int | None) -> Any:
+        fill.check_out(out, threads)
+        return first, *self._reserve((words_each * out.size + 3) // 4)  # type: ignore[attr-defined]
+
+
+def _words(
+    words: Array,
+    number: Any,
+    where: Any,
+    kind: int,
+    real: Array = _NO_REALS,
+    whole: tuple[int, int] = (0, 0),
+    table: tables.Table = _NO_TABLE,
+) -> None:
+    """Fill u32[n] with numbers of `kind`, from word `number` on."""
+    low, span, upper = np.uint64(whole[0]), np.uint64(whole[1]), np.uint64(table.upper)
+    rows, scales = table.rows, table.scales
+    fill.words(words, number, *where, kind, real, low, span, rows, upper, scales)
+
+
+def _check_kind(out: Array, kinds: str) -> None:
+    """Raise where `out` does not hold numbers of one of numpy's kinds; "f" takes in bfloat16."""
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be a numpy array, got {type(out).__name__}")
+    kind, name = out.dtype.kind, out.dtype.name
+    if kind not in kinds and not ("f" in kinds and name.startswith(("bfloat", "float"))):
+        what = "real numbers" if kinds == "f" else "integers" if kinds == "iu" else "numbers"
+        raise ValueError(f"out must hold {what}, got dtype {out.dtype}")
 
 
 def _finite(**values: float) -> None:
@@ -341,21 +409,50 @@ def _at_least(least: float, **values: float) -> None:
 def _uniform(dtype: Any, low: float, high: float) -> tuple[int, tuple[Any, Any, Any]]:
     """Return the kind and the (low, span, most) of uniform numbers; most: the last below high."""
     real: Any = np.float64 if dtype == np.float64 else np.float32
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         a, b = real(low), real(high)
         span = b - a
-    if not (a < b and np.isfinite(span)):
+        fits = a < b and np.isfinite(span) and bool(np.isfinite(_cast(b, dtype)))
+    if not fits:
         raise ValueError(
-            f"uniform needs low < high and a finite range in {real.__name__}, got {low} and {high}"
+            f"uniform needs low < high and a finite range in {dtype}, got {low}, {high}"
         )
     most = np.nextafter(b, a)
-    if dtype == np.float16:  # the cast may round up to `high`
-        half = np.float16(b)
-        most = real(half if half < b else np.nextafter(half, np.float16(-np.inf)))
-    unit = (a, b) == (0.0, 1.0) and dtype != np.float16
+    if dtype != real:
+        most = _most_below(dtype, a, b)
+    unit = (a, b) == (0.0, 1.0) and dtype == real
     if real is np.float64:
         return fill.UNIT_64 if unit else fill.RANGE_64, (a, span, most)
     return fill.UNIT_32 if unit else fill.RANGE_32, (a, span, most)
+
+
+def _cast(x: Any, dtype: Any) -> float:
+    """Return a number rounded to a dtype, as a float."""
+    return float(np.array(x).astype(dtype))
+
+
+def _most_below(dtype: Any, a: np.float32, b: np.float32) -> np.float32:
+    """Return the largest float32 x in [a, b) that is still below b when it is cast to `dtype`."""
+    if not _cast(a, dtype) < b:
+        raise ValueError(f"there is no {dtype} number in [{a}, {b})")
+
+    def order(x: Any) -> int:  # rises with x
+        bits = int(np.float32(x).view(np.int32))
+        return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
+
+    def number(place: int) -> Any:
+        bits = place if place >= 0 else -place | 0x80000000
+        return np.uint32(bits).view(np.float32)
+
+    first, last = order(a), order(b)
+    while last - first > 1:
+        middle = (first + last) // 2
+        if _cast(number(middle), dtype) < b:
+            first = middle
+        else:
+            last = middle
+    most: np.float32 = number(first)
+    return most
 
 
 @lru_cache(256)
@@ -379,21 +476,26 @@ def _normal_at(rank: int, mean: float, std: float) -> np.float32:
 
 
 @lru_cache(256)
-def _ranks(mean: float, std: float, low: float, high: float) -> tuple[int, int]:
-    """Return the first and the last rank whose value lies in [low, high]."""
+def _ranks(dtype: Any, mean: float, std: float, low: float, high: float) -> tuple[int, int]:
+    """Return the first and the last rank whose value lies in [low, high], also cast to `dtype`."""
+
+    def value(rank: int) -> tuple[float, float]:
+        x = _normal_at(rank, mean, std)
+        with np.errstate(all="ignore"):
+            return float(x), _cast(x, dtype)
 
     def first_rank(inside: Any) -> int:
         a, b = 0, 1 << 32
         while a < b:
             middle = (a + b) // 2
-            if inside(float(_normal_at(middle, mean, std))):
+            if inside(*value(middle)):
                 b = middle
             else:
                 a = middle + 1
         return a
 
-    a = first_rank(lambda value: value >= low)
-    b = first_rank(lambda value: value > high) - 1
+    a = first_rank(lambda x, y: x >= low and y >= low)
+    b = first_rank(lambda x, y: x > high or y > high) - 1
     if not (low <= high and a <= b):
         raise ValueError(
             f"no normal number of mean {mean} and std {std} lies in [{low}, {high}]; "

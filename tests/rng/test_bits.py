@@ -1,6 +1,8 @@
+import json
 import pickle
 
 import numpy as np
+import pytest
 
 import rng
 
@@ -33,3 +35,33 @@ def test_its_normals_are_normal():
     x = np.random.Generator(rng.BitGenerator(3)).standard_normal(100_000)
     assert abs(x.mean()) < 0.015
     assert abs(x.var() - 1) < 0.02
+
+
+def test_its_state_is_json_and_checked():
+    bits = rng.BitGenerator(5)
+    bits.random_raw(3)
+    state = json.loads(json.dumps(bits.state))
+    other = rng.BitGenerator(0)
+    other.state = state
+    assert (other.random_raw(9) == bits.random_raw(9)).all()
+    for bad, error in (
+        ({"word": 0}, ValueError),
+        (state | {"word": -1}, OverflowError),
+        (state | {"word": 1 << 66}, OverflowError),
+        (state | {"key": 1 << 64}, OverflowError),
+        (state | {"word": 1.0}, TypeError),
+    ):
+        with pytest.raises(error):
+            other.state = bad
+    assert (other.random_raw(9) == bits.random_raw(9)).all()
+
+
+def test_children_have_keys_of_their_own():
+    g = np.random.Generator(rng.BitGenerator(5))
+    first = g.spawn(2)
+    copied = pickle.loads(pickle.dumps(g))
+    more, again = g.spawn(1), copied.spawn(1)
+    assert more[0].random() == again[0].random()
+    assert len({x.bit_generator.state["key"] for x in [g, *first, *more]}) == 4
+    with pytest.raises(ValueError, match="n_children"):
+        g.bit_generator.spawn(-1)

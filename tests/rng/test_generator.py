@@ -1,11 +1,14 @@
+import copy
 import json
 import logging
+import math
 import pickle
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rng
@@ -27,11 +30,34 @@ def test_the_state_is_seed_and_offset():
 
 def test_it_survives_json_and_pickle():
     g = rng.Generator(2**64 - 1, 2**63)
-    for copy in (rng.Generator.from_json(g.to_json()), pickle.loads(pickle.dumps(g))):
-        assert copy == g
-        assert copy.next_offset(1) == 2**63
+    for other in (rng.Generator.from_json(g.to_json()), pickle.loads(pickle.dumps(g))):
+        assert other == g
+        assert other.next_offset(1) == 2**63
     with pytest.raises(ValueError, match="seed and offset"):
         rng.Generator.from_json('{"seed": 1}')
+
+
+def test_counts_are_ints_and_do_not_wrap():
+    g = rng.Generator(1, 100)
+    assert [g.next_offset(np.uint8(200)), g.next_offset(np.int64(1))] == [100, 300]
+    assert json.loads(g.to_json()) == {"seed": 1, "offset": 301}
+    for bad in (1.5, 1.0, True, math.nan, None, "1"):
+        with pytest.raises(TypeError, match="count must be an int"):
+            g.next_offset(bad)
+    assert g.offset == 301
+    with pytest.raises(TypeError, match="offset must be an int"):
+        rng.Generator.from_json('{"seed": 1, "offset": 1.0}')
+
+
+def test_copies_draw_alone():
+    g = rng.Generator(5)
+    g.normal(3)
+    other = copy.deepcopy(g)
+    assert (other.normal(3) == g.normal(3)).all()
+    assert other == g
+    other.set_state(6, 0)
+    assert (other.normal(3) == rng.Generator(6).normal(3)).all()
+    assert g.seed == 5
 
 
 def test_eight_threads_reserve_disjoint_ranges_without_gaps():

@@ -232,7 +232,7 @@ def test_truncated_normals_stay_inside(mean, std, low, high):
     x = HERE.truncated_normal(np.empty(20_000, np.float32), mean, std, low, high)
     assert low <= float(x.min())
     assert float(x.max()) <= high
-    first, last = stream._ranks(float(mean), float(std), float(low), float(high))
+    first, last = stream._ranks(x.dtype, float(mean), float(std), float(low), float(high))
     assert first == 0 or float(stream._normal_at(first - 1, mean, std)) < low
     assert last == 2**32 - 1 or float(stream._normal_at(last + 1, mean, std)) > high
 
@@ -258,6 +258,16 @@ def test_parameters_out_of_range_raise():
         lambda: HERE.integers(i, 0, 129),
         lambda: HERE.integers(f, 0, 5),
         lambda: rng.Stream(KEY, SITE | 1 << 16).integers(i, 0, 5),
+        lambda: rng.Stream(KEY, 7 << 24).integers(i, 0, 5),
+        lambda: HERE.uniform(np.empty(3, np.float16), 0.0, 1e6),
+        lambda: HERE.uniform(i, 0, 5),
+        lambda: HERE.normal(np.empty(3, np.complex64)),
+        lambda: HERE.bernoulli(np.empty(3, "U4")),
+        lambda: HERE.bernoulli(frozen, 1.0),
+        lambda: HERE.bernoulli(f, 1.0, threads=0),
+        lambda: HERE.categorical(i, np.ones(300)),
+        lambda: HERE.categorical(f, [1.0]),
+        lambda: HERE.uniform(np.lib.stride_tricks.as_strided(f, (3,), (0,))),
         lambda: HERE.categorical(i, []),
         lambda: HERE.categorical(i, [0.0, 0.0]),
         lambda: HERE.categorical(i, [1.0, -1.0]),
@@ -265,13 +275,110 @@ def test_parameters_out_of_range_raise():
     ):
         with pytest.raises(ValueError, match=r"must|needs|lies"):
             call()
-    end = rng.Stream(KEY, SITE, 0, 2**64 - 1)
+    end = rng.Stream(KEY, SITE, 0, np.uint64(2**64 - 1))
     end.uint32(np.empty(4, np.uint32))
     with pytest.raises(OverflowError, match="2\\*\\*64"):
         end.uint32(np.empty(5, np.uint32))
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [(-1, 0), (1 << 64, 0), (0, 1 << 32), (0, 0, 1 << 32), (0, 0, 0, 1 << 64), (0, 0, -1, 0)],
+)
+def test_no_field_of_a_stream_wraps(fields):
+    with pytest.raises(OverflowError, match="must be in"):
+        rng.Stream(*fields)
+    with pytest.raises(TypeError, match="must be an int"):
+        rng.Stream(0, 0, 0, 1.5)
+
+
+def test_numbers_of_numpy_are_numbers():
+    same = rng.Stream(np.uint64(KEY), np.int64(SITE), np.uint8(5), np.int16(1000))
+    assert same == HERE
+    first = np.uint8(250)
+    got = same.uint32(np.empty(300, np.uint32), first=first)
+    assert (got == HERE.uint32(np.empty(300, np.uint32), first=250)).all()
+    for bad in (1.0, True, "1", None):
+        with pytest.raises(TypeError, match="must be an int"):
+            HERE.uint32(np.empty(3, np.uint32), first=bad)
+        with pytest.raises(TypeError, match="must be an int"):
+            HERE.integers(np.empty(3, np.int64), 0, bad)
+    with pytest.raises(TypeError, match="numpy array"):
+        HERE.uniform([0.0])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        *[(0.0, 1.0), (0.0, 0.3), (-0.3, 0.0), (-2.0, -1.0), (100.0, 100.7), (-1e-7, 1e-7)],
+        *[(0.0, 1e-45), (-3.3e38, -1e38), (-8e307, 8e307), (1.0, np.nextafter(1.0, 2.0))],
+    ],
+)
+def test_no_type_rounds_up_to_the_open_end(dtype, low, high):
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    made = np.empty(20_000, dtype)
+    with np.errstate(all="ignore"):
+        a, b = (float(np.array(x).astype(np.float32).astype(dtype)) for x in (low, high))
+    if dtype == "float64":
+        a, b = low, high
+    try:
+        HERE.uniform(made, low, high)
+    except ValueError:
+        assert not (a < b and math.isfinite(b - a))  # nothing of this type is in the range
+        return
+    assert a <= float(made.min())
+    assert float(made.max()) < high
+
+
+def test_a_half_stays_inside_the_range_it_was_truncated_to():
+    x = HERE.truncated_normal(np.empty(50_000, np.float16), 0.0, 1.0, -0.3, 0.3)
+    assert float(x.min()) >= -0.3
+    assert float(x.max()) <= 0.3
+    same = HERE.truncated_normal(np.empty(5000, np.float32)).astype(np.float16)
+    assert (HERE.truncated_normal(np.empty(5000, np.float16)) == same).all()
+
+
+def test_a_half_that_overflows_is_inf_without_a_warning():
+    assert np.isinf(HERE.normal(np.empty(99, np.float16), 0.0, 1e6)).any()
+    assert np.isinf(HERE.lognormal(np.empty(99, np.float16), 20.0)).all()
+
+
+def test_memory_that_is_not_aligned_or_swapped_gets_the_same_numbers():
+    want = HERE.normal(np.empty(100, np.float32))
+    for out in (np.empty(401, np.uint8)[1:].view(np.float32), np.empty(100, ">f4")):
+        assert (HERE.normal(out) == want).all()
+
+
 # ---------------------------------------------------------------- the generator's methods
+def test_a_call_that_raises_has_reserved_nothing():
+    g, f, frozen = rng.Generator(1), np.empty(3, np.float32), np.empty(3, np.float32)
+    frozen.flags.writeable = False
+    for call in (
+        lambda: g.uniform(3, 2.0, 1.0),
+        lambda: g.uniform(3, dtype="int32"),
+        lambda: g.normal(3, std=-1.0),
+        lambda: g.normal(out=frozen),
+        lambda: g.normal(3, out=np.empty(4, np.float32)),
+        lambda: g.truncated_normal(3, 0.0, 1.0, 9.0, 10.0),
+        lambda: g.bernoulli(3, 2.0),
+        lambda: g.exponential(3, threads=0),
+        lambda: g.integers(3, 5, 5),
+        lambda: g.integers(3, 0.0, 5),
+        lambda: g.categorical(3, [-1.0]),
+        lambda: g.choice([]),
+        lambda: g.choice(2.5),
+        lambda: g.permutation(-1),
+        lambda: g.permutation(2.0),
+        lambda: g.sample(3, 4),
+        lambda: g.uniform(out=f.tolist()),
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            call()
+        assert g.offset == 0
+
+
 def test_the_generator_draws_at_its_offset():
     g = rng.Generator(42)
     here = rng.Stream(g.key, rng.address.site(rng.address.GENERATOR))
@@ -320,7 +427,8 @@ def test_choices_and_samples():
         some = g.sample(n, k)
         assert len(set(some.tolist())) == k
         assert all(0 <= x < n for x in some.tolist())
-    with pytest.raises(ValueError, match="n must be"):
+    assert g.random_int(np.int8(127), np.int8(127)) == 127
+    with pytest.raises(ValueError, match="k must be"):
         g.sample(3, 4)
 
 
