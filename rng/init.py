@@ -4,7 +4,7 @@
 
 A tensor does not depend on which others exist or in which order they are made, and a sub-box of it
 (`box`: the shard of one process) gets exactly the values of the whole. All values are made in
-float32 and cast once.
+float32 and cast once (orthogonal: in float64), so another dtype has the same values, rounded.
 
     gain: linear, sigmoid 1 · tanh 5/3 · relu sqrt(2) · leaky_relu sqrt(2 / (1 + a**2)) · selu 3/4
     fans of shape (out, in, *kernel): fan_in = in * prod(kernel), fan_out = out * prod(kernel)
@@ -15,13 +15,13 @@ orthogonal; names and defaults as in torch.nn.init.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rng import address
+from rng import address, fill
 from rng.kernel import kernel
 from rng.stream import Stream
 
@@ -52,8 +52,12 @@ def normal(
         dtype: of the result.
         out: array to write to, of the box's (or the whole) shape.
 
+    Draws: 1 word each.
+
     Raises:
-        ValueError: an argument out of range, a box or an `out` that does not fit.
+        TypeError: a size or the seed is not an int, the name not a str, the box not of slices.
+        ValueError: an argument out of range, a box or an `out` that does not fit, a dtype that is
+            not real.
 
     >>> whole = normal((4, 6), seed=1, name="fc.weight")
     >>> part = normal((4, 6), seed=1, name="fc.weight", box=(slice(1, 3), slice(2, 6)))
@@ -74,7 +78,7 @@ def uniform(
     dtype: Any = "float32",
     out: Array | None = None,
 ) -> Array:
-    """Return uniform values in [low, high). Arguments: as `normal`. Raises: as there."""
+    """Return uniform values in [low, high), 24 bits. Draws, arguments, errors: as `normal`."""
     return _make(shape, seed, name, box, dtype, out, "uniform", low, high)
 
 
@@ -91,22 +95,21 @@ def truncated_normal(
     dtype: Any = "float32",
     out: Array | None = None,
 ) -> Array:
-    """Return normal values conditioned on [low, high]. Arguments: as `normal`. Raises: as there."""
+    """Return normal values conditioned on [low, high]. Draws, arguments, errors: as `normal`."""
     return _make(shape, seed, name, box, dtype, out, "truncated_normal", mean, std, low, high)
 
 
 def xavier_normal(shape: Shape, seed: int, name: str, gain: float = 1.0, **options: Any) -> Array:
     """Return normal values of std gain * sqrt(2 / (fan_in + fan_out)). Options: as `normal`."""
     fan_in, fan_out = fans(shape)
-    std = gain * math.sqrt(2.0 / (fan_in + fan_out))
+    std = gain * _root(2.0, fan_in + fan_out)
     return normal(shape, seed, name, 0.0, std, **options)
 
 
 def xavier_uniform(shape: Shape, seed: int, name: str, gain: float = 1.0, **options: Any) -> Array:
     """Return uniform values within gain * sqrt(6 / (fan_in + fan_out)). Options: as `normal`."""
     fan_in, fan_out = fans(shape)
-    bound = gain * math.sqrt(6.0 / (fan_in + fan_out))
-    return uniform(shape, seed, name, -bound, bound, **options)
+    return _within(gain * _root(6.0, fan_in + fan_out), shape, seed, name, options)
 
 
 def kaiming_normal(
@@ -130,11 +133,12 @@ def kaiming_normal(
         options: box, dtype, out, as `normal`.
 
     Raises:
-        ValueError: fewer than two axes, an unknown mode or nonlinearity.
+        ValueError: fewer than two axes, an unknown mode or nonlinearity; otherwise as `normal`.
     """
     if gain is None:
         gain = gain_of(nonlinearity, a)
-    std = gain / math.sqrt(_fan(shape, mode))
+    fan = _fan(shape, mode)
+    std = gain / math.sqrt(fan) if fan else 0.0  # without fan there are no elements
     return normal(shape, seed, name, 0.0, std, **options)
 
 
@@ -151,23 +155,47 @@ def kaiming_uniform(
     """Return uniform values within gain * sqrt(3 / fan). Arguments: as `kaiming_normal`."""
     if gain is None:
         gain = gain_of(nonlinearity, a)
-    bound = gain * math.sqrt(3.0 / _fan(shape, mode))
+    return _within(gain * _root(3.0, _fan(shape, mode)), shape, seed, name, options)
+
+
+def _root(x: float, fan: float) -> float:
+    """Return sqrt(x / fan); a tensor without fan has no elements, whatever their spread."""
+    return math.sqrt(x / fan) if fan else 0.0
+
+
+def _within(bound: float, shape: Shape, seed: int, name: str, options: dict[str, Any]) -> Array:
+    """Return uniform values in [-bound, bound); zeros where bound is 0."""
+    if bound == 0.0:
+        return normal(shape, seed, name, 0.0, 0.0, **options)
     return uniform(shape, seed, name, -bound, bound, **options)
 
 
 def constant(
-    shape: Shape, value: float, *, dtype: Any = "float32", out: Array | None = None
+    shape: Shape,
+    value: float,
+    *,
+    box: Box = None,
+    dtype: Any = "float32",
+    out: Array | None = None,
 ) -> Array:
-    """Return an array of `value`. Draws: nothing."""
+    """Return an array of `value`, of the box's (or the whole) shape. Draws: nothing.
+
+    Raises:
+        TypeError, ValueError: as `normal`.
+    """
+    part = tuple(b - a for a, b in _box(_shape(shape), box))
     if out is None:
-        out = np.empty(shape, dtype)
+        out = np.empty(part, dtype)
+    _check_out(out, part)
     out[...] = value
     return out
 
 
-def zeros(shape: Shape, *, dtype: Any = "float32", out: Array | None = None) -> Array:
-    """Return an array of zeros. Draws: nothing."""
-    return constant(shape, 0.0, dtype=dtype, out=out)
+def zeros(
+    shape: Shape, *, box: Box = None, dtype: Any = "float32", out: Array | None = None
+) -> Array:
+    """Return an array of zeros. Arguments and errors: as `constant`. Draws: nothing."""
+    return constant(shape, 0.0, box=box, dtype=dtype, out=out)
 
 
 def orthogonal(
@@ -185,6 +213,8 @@ def orthogonal(
     Axes after the first are flattened. The normal values of `normal` are factored by Householder
     reflections in float64, in one fixed order of operations, signs as for a positive diagonal of R:
     uniform among orthogonal matrices.
+
+    Draws: 1 word for each element of the whole tensor.
 
     Raises:
         ValueError: fewer than two axes; otherwise as `normal`.
@@ -253,9 +283,11 @@ def _fan(shape: Shape, mode: str) -> float:
 
 # ---------------------------------------------------------------- boxes
 def _shape(shape: Shape) -> tuple[int, ...]:
-    if isinstance(shape, Sequence):
-        return tuple(int(s) for s in shape)
-    return (int(shape),)
+    sizes = shape if isinstance(shape, Iterable) else (shape,)
+    size = tuple(address.whole("a size", s) for s in sizes)
+    if min(size, default=0) < 0:
+        raise ValueError(f"sizes must be >= 0, got {size}")
+    return size
 
 
 def _box(size: tuple[int, ...], box: Box) -> list[tuple[int, int]]:
@@ -266,6 +298,8 @@ def _box(size: tuple[int, ...], box: Box) -> list[tuple[int, int]]:
         raise ValueError(f"box has {len(box)} slices, the tensor {len(size)} axes")
     ranges = []
     for part, n in zip(box, size, strict=True):
+        if not isinstance(part, slice):
+            raise TypeError(f"box must be of slices, got {part!r}")
         a, b, step = part.indices(n)
         if step != 1:
             raise ValueError(f"box must have slices of step 1, got {part}")
@@ -274,6 +308,7 @@ def _box(size: tuple[int, ...], box: Box) -> list[tuple[int, int]]:
 
 
 def _check_out(out: Array, size: tuple[int, ...]) -> None:
+    fill.check_out(out)
     if out.shape != size:
         raise ValueError(f"out must have shape {size}, got {out.shape}")
 
@@ -295,19 +330,23 @@ def _make(
     if out is None:
         out = np.empty(part, dtype)
     _check_out(out, part)
+    if kind == "uniform" and out.dtype == np.float64:
+        # Stream.uniform would make 53 bits of two words: other values than those of float32.
+        out[...] = _make(shape, seed, name, box, np.float32, None, kind, *parameters)
+        return out
     key = address.named(address.mix64(seed), name)
-    fill = getattr(Stream(key, address.site(address.INIT)), kind)
+    make = getattr(Stream(key, address.site(address.INIT)), kind)
     axis = len(size)  # axes from this one on are whole
     while axis and part[axis - 1] == size[axis - 1]:
         axis -= 1
     if axis == 0:
-        fill(out, *parameters)
+        make(out, *parameters)
         return out
     strides = [math.prod(size[i + 1 :]) for i in range(len(size))]
     base = ranges[axis - 1][0] * strides[axis - 1]
     for index in np.ndindex(*part[: axis - 1]):
         at = sum((ranges[i][0] + k) * strides[i] for i, k in enumerate(index))
-        fill(out[index], *parameters, first=base + at)
+        make(out[index], *parameters, first=base + at)
     return out
 
 

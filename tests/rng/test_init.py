@@ -88,6 +88,49 @@ def test_constants_and_out():
     assert init.normal((), 1, "w").shape == ()
 
 
+def test_every_dtype_has_the_values_of_float32_rounded():
+    for make in (init.normal, init.uniform, init.truncated_normal, init.kaiming_uniform):
+        values = make((5, 7), 1, "w")
+        for dtype in (np.float64, np.float16):
+            box = (slice(1, 4), slice(2, 7))
+            assert (make((5, 7), 1, "w", dtype=dtype) == values.astype(dtype)).all()
+            assert (make((5, 7), 1, "w", dtype=dtype, box=box) == values[box].astype(dtype)).all()
+
+
+def test_tensors_without_elements_and_gains_of_zero():
+    for make in (
+        init.kaiming_normal,
+        init.kaiming_uniform,
+        init.xavier_normal,
+        init.xavier_uniform,
+        init.orthogonal,
+        init.normal,
+    ):
+        for shape in ((0, 5), (5, 0), (0, 0), (3, 4, 0)):
+            assert make(shape, 1, "w").shape == shape
+        if make is not init.normal:
+            assert not make((3, 3), 1, "w", gain=0.0).any()
+    for mode in ("fan_in", "fan_out", "fan_avg"):
+        assert init.kaiming_uniform((5, 0), 1, "w", mode=mode).size == 0
+    assert init.constant((4, 6), 2.0, box=(slice(1, 3), slice(0, 6))).shape == (2, 6)
+    assert (
+        init.zeros(np.array([2, 3])).shape == init.normal(np.int64(6), 1, "w").reshape(2, 3).shape
+    )
+
+
+def test_sizes_names_and_boxes_of_the_wrong_kind_raise():
+    for call in (
+        lambda: init.normal((2.7, 3), 1, "w"),
+        lambda: init.normal(True, 1, "w"),
+        lambda: init.normal((2, 3), 1, b"w"),
+        lambda: init.normal((2, 3), 1.0, "w"),
+        lambda: init.normal((2, 3), 1, "w", box=(1, slice(3))),
+        lambda: init.normal(2, 1, "w", out=[0.0, 0.0]),
+    ):
+        with pytest.raises(TypeError, match="must be"):
+            call()
+
+
 def test_what_does_not_fit_raises():
     for call, words in (
         (lambda: init.kaiming_normal((3,), 1, "w"), "2 axes"),
@@ -98,6 +141,9 @@ def test_what_does_not_fit_raises():
         (lambda: init.normal((3, 3), 1, "w", box=(slice(1), slice(0, 3, 2))), "step 1"),
         (lambda: init.normal((3, 3), 1, "w", out=np.empty((3, 2))), "shape"),
         (lambda: init.normal((3, 3), 1, "w", std=-1.0), "std"),
+        (lambda: init.normal((3, -3), 1, "w"), "sizes"),
+        (lambda: init.normal((3, 3), 1, "w", dtype="int32"), "real"),
+        (lambda: init.constant((3, 3), 1.0, out=np.empty(3)), "shape"),
         (lambda: init.uniform((3, 3), 1, "w", 1.0, 1.0), "low < high"),
     ):
         with pytest.raises(ValueError, match=words):
