@@ -1,7 +1,7 @@
 """Dropout masks of one bit an element, and the layer itself on numpy arrays.
 
     bit of element e = (lane e of the stream) >= threshold         1 keeps, 0 drops
-    threshold        = round(p * 2**bits), the lane is `bits` wide: p is quantised to threshold / 2**bits
+    threshold        = p * 2**bits rounded, halves up; is `bits` wide, so p counts as threshold / 2**bits
     scale            = 1 / (1 - threshold / 2**bits)
     address          = (DROPOUT, position = block of e, c2 = step), the name folded into the key
 
@@ -29,13 +29,15 @@ def threshold(p: float, bits: int = 16) -> int:
     """Return the t for which an element is dropped where its lane of `bits` bits is < t.
 
     Raises:
+        TypeError: bits is not an int.
         ValueError: p is not in [0, 1], or bits is not 8, 16 or 32.
 
     >>> threshold(0.1), threshold(0.0), threshold(1.0)
     (6554, 0, 65536)
     """
-    if bits not in (8, 16, 32):
+    if address.whole("bits", bits) not in (8, 16, 32):
         raise ValueError(f"bits must be 8, 16 or 32, got {bits!r}")
+    p = float(p)  # numpy's small floats would round here
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"p must be in [0, 1], got {p!r}")
     return int(p * (1 << bits) + 0.5)
@@ -78,15 +80,13 @@ def dropout_mask(
         `bits` bits an element: 128 / bits elements a block.
 
     Raises:
-        ValueError: an argument out of range.
-        OverflowError: a step out of range.
+        TypeError: n, seed, step, bits, first or threads is not an int, or name not a str.
+        ValueError: an argument out of range, or an `out` that does not fit.
+        OverflowError: a step out of range, or elements beyond 2**64.
 
     >>> unpack(dropout_mask(10, 0.5, seed=42, name="fc1", step=0), 10).tolist()
     [False, False, True, False, False, False, False, False, True, False]
     """
-    n = int(n)
-    if n < 0 or first < 0 or first % 8:
-        raise ValueError(f"n must be >= 0 and first a multiple of 8, got {n} and {first}")
     key = address.named(address.mix64(seed), name)
     return mask_from_key(n, threshold(p, bits), key, 0, step, bits, first, out, threads)
 
@@ -105,12 +105,25 @@ def mask_from_key(
     """Return `dropout_mask` for a ready key, threshold and op:8 | lane:16 field.
 
     Raises:
-        ValueError, OverflowError: as there.
+        TypeError, ValueError, OverflowError: as there.
     """
+    n, first, layer = (
+        address.whole(*item) for item in (("n", n), ("first", first), ("layer", layer))
+    )
+    if n < 0 or first < 0 or first % 8:
+        raise ValueError(f"n must be >= 0 and first a multiple of 8, got {n} and {first}")
+    if first + n > 1 << 64:
+        raise OverflowError(f"elements must be in [0, 2**64), got {first} ... {first + n}")
+    key = address.check_u64("key", key)
+    if address.whole("bits", bits) not in (8, 16, 32):
+        raise ValueError(f"bits must be 8, 16 or 32, got {bits!r}")
+    if not 0 <= address.whole("limit", limit) <= 1 << bits:
+        raise ValueError(f"limit must be in [0, 2**{bits}], got {limit}")
     _, _, c2, c3 = address.counter(address.DROPOUT, layer >> 16, layer & 0xFFFF, step)
     size = (n + 7) // 8
     if out is None:
         out = np.empty(size, np.uint8)
+    fill.check_out(out, threads)
     if out.dtype != np.uint8 or out.shape != (size,) or not out.flags.c_contiguous:
         raise ValueError(f"out must be a contiguous uint8 array of shape ({size},)")
     k0, k1 = np.uint64(key & address.M32), np.uint64(key >> 32)
@@ -136,8 +149,11 @@ def unpack(mask: Array, n: int) -> NDArray[np.bool_]:
     """Return bool[n]: the first n bits of a packed mask.
 
     Raises:
-        ValueError: the mask has fewer bits.
+        TypeError: n is not an int, or the mask not u8[...].
+        ValueError: n < 0, or the mask has fewer bits.
     """
+    if address.whole("n", n) < 0:
+        raise ValueError(f"n must be >= 0, got {n}")
     if mask.size * 8 < n:
         raise ValueError(f"a mask of {mask.size} bytes has fewer than {n} bits")
     return np.unpackbits(mask, count=n, bitorder="little").view(np.bool_)
@@ -154,23 +170,33 @@ def apply(
         x: f32 or f16, any shape; f16 is multiplied in float32 and rounded once.
         mask: packed, at least x.size bits, in C order.
         scale: `scale_of(p)`.
-        out: array of x's shape and dtype; it may be x itself.
+        out: array of x's shape and dtype; it may be x itself, or overlap x or the mask.
         threads: most threads to use; None: as fits the size.
 
     Raises:
+        TypeError: an `out` or a mask that is not an array.
         ValueError: arrays that do not fit.
     """
     x = np.asarray(x)
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(f"mask must be a numpy array, got {type(mask).__name__}")
     if x.dtype not in (np.float32, np.float16):
         raise ValueError(f"x must be float32 or float16, got {x.dtype}")
     if out is None:
         out = np.empty(x.shape, x.dtype)
-    if out.shape != x.shape or out.dtype != x.dtype or not out.flags.writeable:
+    fill.check_out(out, threads)
+    if out.shape != x.shape or out.dtype != x.dtype:
         raise ValueError(f"out must be a writeable {x.dtype} array of shape {x.shape}")
     if mask.dtype != np.uint8 or mask.size * 8 < x.size or not mask.flags.c_contiguous:
         raise ValueError(f"mask must hold {x.size} bits in contiguous bytes, got {mask.size} bytes")
+    if np.may_share_memory(out, mask):
+        mask = mask.copy()
+    same = out.ctypes.data == x.ctypes.data and out.strides == x.strides
+    if not same and np.may_share_memory(out, x):
+        x = x.copy()
     factor = np.float32(scale)
-    if x.dtype == np.float32 and x.flags.c_contiguous and out.flags.c_contiguous:
+    direct_way = x.dtype == np.float32 and x.flags.aligned and out.flags.aligned
+    if direct_way and x.flags.c_contiguous and out.flags.c_contiguous:
         source, target = x.reshape(-1), out.reshape(-1)
 
         def direct(a: int, b: int) -> None:
@@ -187,7 +213,7 @@ def apply(
             last = min(first + _BUFFER, b)
             piece = np.array(read[first:last], np.float32)
             _apply(piece, piece, mask[first // 8 : (last + 7) // 8], factor)
-            with np.errstate(over="ignore"):
+            with np.errstate(all="ignore"):
                 write[first:last] = piece
 
     fill.in_pieces(x.size, threads, buffered)
@@ -210,7 +236,7 @@ def dropout(
     elements. p = 0 returns a copy, p = 1 zeros.
 
     Raises:
-        ValueError, OverflowError: as `dropout_mask` and `apply`.
+        TypeError, ValueError, OverflowError: as `dropout_mask` and `apply`.
     """
     mask = dropout_mask(np.size(x), p, seed, name, step, bits, threads=threads)
     return apply(x, mask, float(scale_of(p, bits)), out, threads)

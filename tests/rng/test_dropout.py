@@ -109,5 +109,64 @@ def test_what_does_not_fit_raises():
     ):
         with pytest.raises(ValueError, match=words):
             call()
+    frozen = np.zeros(1, np.uint8)
+    frozen.flags.writeable = False
+    for call in (
+        lambda: dropout_mask(8, 0.5, 1, "a", 0, out=frozen),
+        lambda: dropout_mask(8, 0.0, 1, "a", 0, threads=0),
+        lambda: dropout.mask_from_key(8, (1 << 16) + 1, 0, 0, 0),
+        lambda: dropout.mask_from_key(8, -1, 0, 0, 0),
+        lambda: dropout.mask_from_key(8, 1, 1 << 64, 0, 0),
+        lambda: dropout.unpack(mask, -1),
+    ):
+        with pytest.raises(ValueError, match="must be"):
+            call()
+    for call in (
+        lambda: dropout_mask(8.5, 0.5, 1, "a", 0),
+        lambda: dropout_mask(True, 0.5, 1, "a", 0),
+        lambda: dropout_mask(8, 0.5, 1, "a", 1.5),
+        lambda: dropout_mask(8, 0.5, 1, "a", 0, bits=16.0),
+        lambda: dropout_mask(8, 0.5, 1, "a", 0, first=8.0),
+        lambda: dropout_mask(8, 0.5, 1, None, 0),
+        lambda: dropout.apply(np.zeros(8, np.float32), [255], 1.0),
+        lambda: dropout.apply(np.zeros(8, np.float32), mask, 1.0, out=[0.0] * 8),
+    ):
+        with pytest.raises(TypeError, match="must be"):
+            call()
     with pytest.raises(OverflowError, match="phase"):
         dropout_mask(8, 0.5, 1, "a", 1 << 32)
+    with pytest.raises(OverflowError, match="elements"):
+        dropout_mask(16, 0.5, 1, "a", 0, first=(1 << 64) - 8)
+
+
+def test_small_floats_of_numpy_do_not_round_the_threshold():
+    for p in (np.float16(0.1), np.float32(0.1), np.float64(0.1)):
+        for bits in (8, 16, 32):
+            assert dropout.threshold(p, bits) == dropout.threshold(float(p), bits)
+
+
+def test_chances_that_round_to_zero_or_one_keep_or_drop_all_and_scale_alike():
+    for bits in (8, 16):
+        assert (dropout.threshold(1e-6, bits), dropout.scale_of(1e-6, bits)) == (0, 1.0)
+        assert (dropout.threshold(1 - 1e-6, bits), dropout.scale_of(1 - 1e-6, bits)) == (
+            1 << bits,
+            0,
+        )
+        assert dropout.scale_of(1 - 2.0**-bits, bits) == 1 << bits
+
+
+@pytest.mark.parametrize("shift", [-8, -1, 1, 8, 100])
+def test_out_may_overlap_x_or_the_mask(shift):
+    n = 500
+    memory = np.arange(n + 200, dtype=np.float32)
+    mask = dropout_mask(n, 0.5, 1, "a", 0)
+    want = dropout.apply(memory[100 : 100 + n].copy(), mask, 2.0)
+    x, out = memory[100 : 100 + n], memory[100 + shift :][:n]
+    assert (dropout.apply(x, mask, 2.0, out=out) == want).all()
+    x = np.arange(100, 100 + n, dtype=np.float32)
+    assert (dropout.apply(x, mask, 2.0, out=x[::-1]) == want).all()
+    out = np.empty(n, np.float32)
+    inside = out.view(np.uint8)[40 : 40 + mask.size]
+    inside[:] = mask
+    x = np.arange(100, 100 + n, dtype=np.float32)
+    assert (dropout.apply(x, inside, 2.0, out=out) == want).all()
