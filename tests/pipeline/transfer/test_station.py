@@ -335,19 +335,49 @@ def test_a_worker_may_die_at_any_moment_of_an_abandoned_pass(moment):
 def test_a_chunk_that_was_delivered_before_its_worker_died_is_not_made_again():
     station, (a, b, _) = _station(fast=True)
     _open(station, 0, 6)
-    order = a.claim(0.0)
-    for other in (b.claim(0.0), b.claim(0.0)):
-        _work(station, b, other)
-    _die_at(station, a, order, "landed")  # its chunk still says CLAIMED
-    taken = station.take()
-    _check(taken)
-    for first in range(6, 60, 6):  # the buffer and its sources are used again
+    _open(station, 6, 6)
+    orders = [b.claim(0.0) for _ in range(3)]
+    _die_at(station, a, a.claim(0.0), "landed")  # in the first buffer; it still says CLAIMED
+    orders += [b.claim(0.0) for _ in range(2)]
+    for order in orders:
+        _work(station, b, order)
+    for _ in range(2):
+        _check(station.take())
+    for first in range(12, 42, 6):  # the first row, with the sources of its buffer, is used again
+        assert station.can_open()
         _open(station, first, 6)
-        while isinstance(other := b.claim(0.0), WorkOrder):
-            _work(station, b, other)
+        while isinstance(order := b.claim(0.0), WorkOrder):
+            _work(station, b, order)
         _check(station.take())
     assert station.recover(0) == []
     station.close()
+
+
+def test_a_place_of_a_later_pass_is_not_for_a_straggler_that_was_about_to_take_it():
+    station, (a, *_) = _station(fast=True)
+    _open(station, 0, 6)
+    a.claim(0.0)
+    run = station.run
+    station.cancel()
+    _open(station, 6, 6)
+    # What `place` does after it saw that its ticket is not cancelled: too early to see it.
+    cursor, opened = at.W_OUT_CURSOR, at.W_OUT_OPENED
+    base = station.layout.out_states
+    taken = kernels._take(station.control, cursor, opened, base, 0, run)
+    assert taken == kernels.STOPPED
+    assert kernels._take(station.control, cursor, opened, base, 0, station.run) >= 0
+    station.close()
+
+
+@pytest.mark.parametrize("n", [1, 3, 6])
+def test_an_abandoned_batch_that_nobody_began_gives_its_buffer_back_at_once(n):
+    for fast in (False, True):
+        station, _ = _station(fast)
+        _open(station, 0, n)
+        station.cancel()
+        assert station.can_open()
+        assert len(station.ring._free) == station.layout.buffers
+        station.close()
 
 
 def test_a_failure_in_fast_mode_is_told_also_if_the_batch_it_was_opened_with_is_gone():
