@@ -167,6 +167,48 @@ def test_jitter(facts):
             assert [[which, *bits(factor)] for which, factor in got] == want
 
 
+def test_station_batches(facts):
+    for e in facts["station_batches"]["v"]:
+        got = seed_system.station_batches(
+            e["samples"],
+            e["batch"],
+            e["world"],
+            e["rank"],
+            drop_last=bool(e["drop_last"]),
+            train=bool(e["train"]),
+        )
+        assert got == e["batches"]
+    assert seed_system.station_batches(2, 4, 4, 3) == [[-1]]
+    assert seed_system.station_batches(0, 4) == []
+    for odd in ((-1, 4), (3, 0), (3, 4, 0), (3, 4, 2, 2)):
+        with pytest.raises(ValueError, match="must be"):
+            seed_system.station_batches(*odd)
+
+
+def test_fused_normalization(facts):
+    for e in facts["fused_normalization"]["v"]:
+        preset = list(seed_system.PRESETS)[e["preset"]]
+        channels = len(seed_system.PRESETS[preset][0])
+        size = e["H"] * e["W"] * channels
+        pixels = ((37 * np.arange(size) + 11) & 255).astype(np.uint8)
+        g = at(e)
+        got = seed_system.fused_normalization(
+            g if e["rng"] else None,
+            pixels.reshape(e["H"], e["W"], channels),
+            preset,
+            half=bool(e["amp"]),
+            flip=bool(e["flip"]),
+            erase_p=e["erase_p"] if e["erase"] else 0.0,
+        )
+        assert got.tobytes().hex() == e["hex"], e
+        assert got.strides[0] == e["stride"]
+        assert g.offset == e["offset_after"]
+    with pytest.raises(ValueError, match="preset"):
+        seed_system.fused_normalization(None, pixels, "digits")
+    with pytest.raises(ValueError, match="pixels"):
+        seed_system.fused_normalization(None, pixels.reshape(1, -1, 1), "cifar")
+
+
 def test_truncated_normals_come_by_rejection():
     g = rng.Generator(5)
     x = seed_system.fill_truncated_normal(g, 1500, 0.0, 1.0, -1.0, 1.0)
