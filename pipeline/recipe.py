@@ -7,14 +7,16 @@ Where an in-memory dataset meets only our transforms, a whole chunk is made by o
 slot. Both give the same bytes.
 """
 
+import contextlib
 import copy
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pipeline import datasets
 from pipeline.errors import ConfigError, SampleError
+from pipeline.reseed import Reseeder, Saved
 from pipeline.transfer.layout import Field
 from pipeline.transforms import Chain, Op, Stream, op_numbers, takes_rng
 from pipeline.tree import Structure
@@ -67,10 +69,11 @@ class Recipe:
                     do="use pipeline.transforms or a function f(sample, rng)",
                 )
         self._arrays: tuple[np.ndarray, ...] | None = (
-            tuple(dataset.arrays()) if hasattr(dataset, "arrays") else None
+            _arrays_of(dataset) if datasets.stands_for(dataset, "arrays") else None
         )
         self._stages = self._split()
         self._structure: Structure | None = None
+        self._reseeder: Reseeder | None = None
         self._fields: tuple[Field, ...] | None = None
         self._tail: Chain | None = None
         last = self._stages[-1] if self._stages else None
@@ -83,8 +86,7 @@ class Recipe:
         self._decodes = (
             bool(self._stages)
             and isinstance(self._stages[0], Chain)
-            and hasattr(dataset, "decode")
-            and hasattr(dataset, "label")
+            and datasets.stands_for(dataset, "decode", "label")
         )
         if self.bulk:
             self._fields = self._bulk_fields()
@@ -139,20 +141,19 @@ class Recipe:
     def explain(self, sample_id: int, position: int, phase: int) -> list[dict[str, Any]]:
         """Return every draw made for one sample, in order."""
         draws: list[dict[str, Any]] = []
-        sample: Any = None
-        for number, stage in enumerate(self._stages):
-            if number == 0:
-                sample = self._read(sample_id)
-            if isinstance(stage, Chain):
-                image = _image_of(sample)[0]
-                shape = image.shape if isinstance(image, np.ndarray) else (*image.size[::-1], 3)
-                draws += stage.explain(shape, position, phase, self.key, self.lanes)
-                sample = _with_image(
-                    sample, stage.apply_one(image, position, phase, self.key, self.lanes, None)
-                )
-            else:
-                draws.append({"op": stage.describe(), "stream": stage.address(position, phase)})
-                sample = stage(sample, position, phase)
+        with self._seeding("theirs") as seed:
+            seed(position, phase)
+            sample = self._read(sample_id) if self._stages else None
+            for stage in self._stages:
+                if isinstance(stage, Chain):
+                    image = _image_of(sample)[0]
+                    shape = image.shape if isinstance(image, np.ndarray) else (*image.size[::-1], 3)
+                    draws += stage.explain(shape, position, phase, self.key, self.lanes)
+                    made = stage.apply_one(image, position, phase, self.key, self.lanes, None)
+                    sample = _with_image(sample, made)
+                else:
+                    draws.append({"op": stage.describe(), "stream": stage.address(position, phase)})
+                    sample = stage(sample, position, phase)
         return draws
 
     # ------------------------------------------------------------ making
@@ -163,6 +164,7 @@ class Recipe:
         ids: np.ndarray,
         positions: np.ndarray,
         phase: int,
+        generators: str = "theirs",
     ) -> None:
         """Make samples into slots [slot, slot + n) of a batch.
 
@@ -172,6 +174,9 @@ class Recipe:
             ids: int64[n], sample ids.
             positions: uint64[n], places in the phase's order; they decide every draw.
             phase: uint32.
+            generators: whose `random`, `numpy.random` and torch's generator are, where code of the
+                user runs: "theirs": seeded for each sample, and put back; "ours": of a worker
+                process, seeded; "shared": of many threads, left alone.
 
         Raises:
             SampleFailure: a sample cannot be made; its slot and those after it are undefined.
@@ -182,10 +187,12 @@ class Recipe:
             return
         if self._structure is None:
             self.probe(int(ids[0]), int(positions[0]), phase)
-        for s, sample_id, position in zip(
-            range(slot, slot + n), ids.tolist(), positions.tolist(), strict=True
-        ):
-            self._fill_one(buffers, s, sample_id, position, phase)
+        with self._seeding(generators) as seed:
+            for s, sample_id, position in zip(
+                range(slot, slot + n), ids.tolist(), positions.tolist(), strict=True
+            ):
+                seed(position, phase)
+                self._fill_one(buffers, s, sample_id, position, phase)
 
     def sample(self, sample_id: int, position: int, phase: int) -> Any:
         """Return one finished sample, in the containers the dataset uses.
@@ -193,7 +200,29 @@ class Recipe:
         Raises:
             SampleFailure: it cannot be made.
         """
-        return self._make(sample_id, position, phase, None)
+        with self._seeding("theirs") as seed:
+            seed(position, phase)
+            return self._make(sample_id, position, phase, None)
+
+    @contextlib.contextmanager
+    def _seeding(self, generators: str) -> Iterator[Callable[[int, int], None]]:
+        """Give a function that seeds the process-wide generators for a sample, where needed."""
+        if self.native or generators == "shared":
+            yield _seed_nothing
+            return
+        if self._reseeder is None:
+            self._reseeder = Reseeder(self.key, self.lanes)
+        if generators == "ours":
+            yield self._reseeder.seed
+            return
+        saved = Saved()
+        try:
+            yield self._reseeder.seed
+        finally:
+            saved.restore()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_reseeder": None}  # it points into this process
 
     def _fill_bulk(
         self,
@@ -357,10 +386,23 @@ class UserStage:
         return {"purpose": 7, "op": self.op, "lane": lane, "n": n, "phase": phase}
 
 
+def _seed_nothing(position: int, phase: int) -> None:
+    """Where no code of the user runs, or where it would disturb other threads."""
+
+
 def _name_of(stage: Any) -> str:
     if isinstance(stage, Chain):
         return " > ".join(str(one["op"]) for one in stage.describe())
     return str(stage.describe())
+
+
+def _arrays_of(dataset: Any) -> tuple[np.ndarray, ...] | None:
+    """Return the arrays of an in-memory dataset, or None if they are not one entry a sample."""
+    given = dataset.arrays()
+    good = isinstance(given, tuple | list) and len(given) > 0
+    if good and all(isinstance(a, np.ndarray) and a.shape[:1] == (len(dataset),) for a in given):
+        return tuple(given)
+    return None
 
 
 def _image_of(sample: Any) -> tuple[Any, str]:

@@ -14,7 +14,7 @@ from pipeline.datasets.arrays import ArrayDataset
 from pipeline.datasets.cifar import CIFAR10, CIFAR100
 from pipeline.datasets.digits import Digits
 from pipeline.datasets.image_folder import ImageFolder
-from pipeline.datasets.mapstyle import check, describe, fingerprint, settings, versions
+from pipeline.datasets.mapstyle import check, describe, fingerprint, settings, stands_for, versions
 from pipeline.datasets.mnist import KMNIST, MNIST, FashionMNIST
 
 __all__ = [
@@ -30,5 +30,6 @@ __all__ = [
     "describe",
     "fingerprint",
     "settings",
+    "stands_for",
     "versions",
 ]

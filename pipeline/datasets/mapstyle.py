@@ -3,6 +3,7 @@
 The optional methods are `arrays()`, `fingerprint()`, `describe(i)`, `versions()` and `settings()`.
 """
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,29 +53,59 @@ def _name(dataset: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+def stands_for(dataset: Any, *names: str) -> bool:
+    """Return whether methods of the dataset may be used instead of its `__getitem__`.
+
+    They may if none of the classes that override `__getitem__` comes after them: a subclass that
+    changes what an item is, or a wrapper that passes other attributes on, has changed it here too.
+    """
+    for name in names:
+        for kind in type(dataset).__mro__:
+            if name in vars(kind):
+                break
+            if "__getitem__" in vars(kind):
+                return False
+        else:
+            return False
+    return all(callable(getattr(dataset, name, None)) for name in names)
+
+
+def _own(dataset: Any, name: str, *arguments: Any) -> Any:
+    """Return what the dataset's own optional method says, or None if it has none that fits."""
+    method = getattr(type(dataset), name, None)
+    if not callable(method):
+        return None
+    try:
+        inspect.signature(method).bind(dataset, *arguments)
+    except (TypeError, ValueError):  # a method of that name for another purpose
+        return None
+    return method(dataset, *arguments)
+
+
 def fingerprint(dataset: Any) -> str:
     """Return the dataset's own fingerprint, else a digest of its class name and length.
 
     The second cannot see that the content changed: give the dataset a `fingerprint()` for that.
     """
-    own = getattr(dataset, "fingerprint", None)
-    if callable(own):
-        return str(own())
+    own = _own(dataset, "fingerprint")
+    if own is not None:
+        return str(own)
     return common.digest([_name(dataset).encode(), str(len(dataset)).encode()])
 
 
 def describe(dataset: Any, i: int) -> str:
     """Return the dataset's own name of sample `i`, else class and index; never raises."""
     try:
-        return str(dataset.describe(i))
+        own = _own(dataset, "describe", i)
     except Exception:  # this is called while another error is being told
-        return f"{type(dataset).__qualname__}[{i}]"
+        own = None
+    return f"{type(dataset).__qualname__}[{i}]" if own is None else str(own)
 
 
 def versions(dataset: Any) -> dict[str, str]:
     """Return the versions of the libraries that can change the dataset's bytes; {} if it has none."""
-    own = getattr(dataset, "versions", None)
-    return {str(k): str(v) for k, v in own().items()} if callable(own) else {}
+    own = _own(dataset, "versions")
+    return {str(k): str(v) for k, v in own.items()} if isinstance(own, Mapping) else {}
 
 
 def settings(dataset: Any) -> dict[str, Any]:
@@ -82,5 +113,5 @@ def settings(dataset: Any) -> dict[str, Any]:
 
     They belong into the configuration digest.
     """
-    own = getattr(dataset, "settings", None)
-    return dict(own()) if callable(own) else {}
+    own = _own(dataset, "settings")
+    return dict(own) if isinstance(own, Mapping) else {}

@@ -51,7 +51,10 @@ class Inbox:
 
     def close(self) -> None:
         """Close the socket and its context."""
-        self._context.destroy(linger=0)
+        # Not destroy(): in a collected cycle the context's weak references to its sockets are
+        # gone before we are, and it would wait for the socket for ever.
+        self._socket.close(linger=0)
+        self._context.term()
 
 
 class Outbox:

@@ -28,7 +28,8 @@ def work(request: dict[str, Any], fds: list[int]) -> int:
     outbox = channel.Outbox(request["endpoint"], request["secret"])
     try:
         sys.path[:] = request["sys_path"]
-        os.chdir(request["cwd"])
+        if request["cwd"]:
+            os.chdir(request["cwd"])
         arena = Arena.attach(fds[0])
         carried = Arena.attach(fds[1], private=True)
         layout: Layout = _layout(request["layout"])
@@ -37,7 +38,7 @@ def work(request: dict[str, Any], fds: list[int]) -> int:
         carried.populate(write=False)
         arena.populate(write=True)
         recipe = payload.unpack(carried)
-        preprocess = PreprocessWorker(attached, recipe, outbox.send)
+        preprocess = PreprocessWorker(attached, recipe, outbox.send, generators="ours")
         outbox.send(Report("hello", worker, os.getpid(), {"python": sys.version.split()[0]}))
         parent = parent_pid()
         preprocess.run(lambda: bool(parent_pid() == parent))
@@ -52,7 +53,9 @@ def work(request: dict[str, Any], fds: list[int]) -> int:
 def describe_layout(layout: Layout) -> dict[str, Any]:
     """Return a layout as JSON-able facts, for `work`."""
     return {
-        "fields": [[f.name, list(f.shape), f.dtype.str] for f in layout.fields],
+        "fields": [
+            [f.name, list(f.shape), np.lib.format.dtype_to_descr(f.dtype)] for f in layout.fields
+        ],
         "slots": layout.slots,
         "chunk": layout.chunk,
         "depth": layout.depth,
@@ -63,8 +66,15 @@ def describe_layout(layout: Layout) -> dict[str, Any]:
 
 
 def _layout(facts: dict[str, Any]) -> Layout:
-    fields = tuple(Field(n, tuple(shape), np.dtype(d)) for n, shape, d in facts["fields"])
+    fields = tuple(Field(n, tuple(shape), _dtype(d)) for n, shape, d in facts["fields"])
     return Layout(**{**facts, "fields": fields})
+
+
+def _dtype(descr: Any) -> np.dtype[Any]:
+    """Undo `dtype_to_descr` after JSON, which has made lists of its tuples."""
+    if isinstance(descr, str):
+        return np.dtype(descr)
+    return np.dtype([(name, _dtype(d), *map(tuple, shape)) for name, d, *shape in descr])
 
 
 def warm() -> None:

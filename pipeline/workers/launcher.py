@@ -31,11 +31,15 @@ MAX_MESSAGE_NBYTES = 1 << 16
 
 def main(argv: list[str]) -> None:
     """Serve requests on the socket whose descriptor is argv[0]; argv[1] is "fork" or "spawn"."""
-    sock = socket.socket(fileno=int(argv[0]))
+    with socket.socket(fileno=int(argv[0])) as sock:
+        _serve(sock, argv[1])
+
+
+def _serve(sock: socket.socket, method: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the parent's business
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parent = os.getppid()
-    if argv[1] == "fork":
+    if method == "fork":
         _warm()
     wake_r, wake_w = os.pipe()
     for fd in (wake_r, wake_w):
@@ -64,7 +68,7 @@ def main(argv: list[str]) -> None:
                 _end(workers)
                 return
             request = json.loads(data)
-            pid = _start(request, fds, argv[1], [sock.fileno(), wake_r, wake_w])
+            pid = _start(request, fds, method, [sock.fileno(), wake_r, wake_w])
             workers.add(pid)
             pidfd = os.pidfd_open(pid)
             started = {"event": "started", "worker": request["worker"], "pid": pid}

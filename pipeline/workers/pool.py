@@ -62,7 +62,7 @@ class _Launcher:
     """The loader's end of one launcher process; shared by all pools of a start method."""
 
     _live: dict[str, "_Launcher"] = {}  # noqa: RUF012 - one table for the process
-    _lock = threading.Lock()
+    _lock = threading.RLock()  # a collection inside may end a loader of the same thread
 
     def __init__(self, method: str) -> None:
         self.method = method
@@ -97,9 +97,14 @@ class _Launcher:
     def get(cls, method: str) -> "_Launcher":
         with cls._lock:
             launcher = cls._live.get(method)
-            if launcher is None or not launcher.alive():
-                launcher = cls._live[method] = cls(method)
-            launcher.users += 1
+            if launcher is not None:
+                launcher.users += 1  # before the look: a collection may release the last user
+                if launcher.alive():
+                    return launcher
+                launcher.release()
+            launcher = cls(method)
+            launcher.users = 1
+            cls._live[method] = launcher
             return launcher
 
     def alive(self) -> bool:
@@ -148,6 +153,13 @@ class _Launcher:
         return found
 
 
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed: workers stay where they start
+        return ""
+
+
 def _interpreter_flags() -> list[str]:
     return [f for f in subprocess._args_from_interpreter_flags() if f != "-P"]  # type: ignore[attr-defined]
 
@@ -190,6 +202,9 @@ class ProcessPool:
         self._wanted: set[int] = set()  # asked for, not started yet
         self._asked_at = time.monotonic()
         self.ready: set[int] = set()
+        # As they are now: a worker that is replaced later finds the same modules and files.
+        self._folder = _current_folder()
+        self._sys_path = [p or self._folder for p in sys.path if p or self._folder]
         self._carried: Arena | None = None
         self._closed = False
         self._inbox = Inbox()
@@ -217,8 +232,8 @@ class ProcessPool:
             "endpoint": self._inbox.endpoint,
             "secret": self._inbox.secret,
             "fast": self._station.fast,
-            "cwd": os.getcwd(),
-            "sys_path": [os.path.abspath(p) if p == "" else p for p in sys.path],
+            "cwd": self._folder,
+            "sys_path": self._sys_path,
             "layout": entry.describe_layout(self._station.layout),
         }
         self._wanted.add(worker)
@@ -456,7 +471,7 @@ def _thread_loop(
     deliver: Any,
     pool: "weakref.ref[ThreadPool]",
 ) -> None:
-    worker = PreprocessWorker(attached, recipe, deliver)
+    worker = PreprocessWorker(attached, recipe, deliver, generators="shared")
     try:
         worker.run(lambda: (p := pool()) is not None and p._open)
     except BaseException as e:

@@ -31,6 +31,7 @@ class PreprocessWorker:
         recipe: how to make a sample.
         report: called with each report; must not block.
         in_consumer: it is the loader's own thread that works here.
+        generators: whose the process-wide generators are, see `Recipe.fill`.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class PreprocessWorker:
         report: Callable[[Report], None],
         *,
         in_consumer: bool = False,
+        generators: str = "theirs",
     ) -> None:
         self.attached = attached
         self.recipe = recipe
         self._report = report
         self._scratch: list[np.ndarray] = []
         self._in_consumer = in_consumer
+        self._generators = generators
         self._finished: tuple[WorkOrder, list[np.ndarray]] | None = None
         self._samples = 0
         self._work_ns = 0
@@ -122,7 +125,12 @@ class PreprocessWorker:
         target = self._room(n) if fast else attached.views.buffers[order.buffer]
         try:
             self.recipe.fill(
-                target, 0 if fast else order.slot, order.ids, order.positions, order.phase
+                target,
+                0 if fast else order.slot,
+                order.ids,
+                order.positions,
+                order.phase,
+                self._generators,
             )
         except BaseException as e:  # sys.exit or KeyboardInterrupt of user code ends here too
             if self._in_consumer and isinstance(e, KeyboardInterrupt):
