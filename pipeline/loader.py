@@ -220,6 +220,7 @@ class DataLoader:
         self._done_in_pass: Coverage | None = None
         self._resumed_ahead: tuple[tuple[int, int], ...] = ()
         self._overridden: tuple[str, ...] = ()
+        self._listed: str | None = None  # digest of what the sampler gave in this epoch
         self._serial = 0  # which iterator owns the pass
         self._continues = False  # that iterator goes on where the loader was put
         self._orders: dict[int, Order] = {}
@@ -325,6 +326,7 @@ class DataLoader:
             self._epoch, self._offset, self._resumed_ahead = self._epoch + 1, 0, ()
         self._fresh = False
         order = self._order_of(self._epoch)
+        self._check_listed(order)
         length = len(order.listed) if isinstance(order, Listed) else self._length
         plan = self._plan(length)
         self._pass = one = self._make_pass(self._epoch, self._offset, plan, order)
@@ -339,6 +341,23 @@ class DataLoader:
         if self._engine is None:
             self._engine = self._make_engine()
         self._engine.begin(one)
+
+    def _check_listed(self, order: Order) -> None:
+        """Remember what a sampler gave; in a resumed epoch it must be what it gave before."""
+        if self.sampler is None or not isinstance(order, Listed):
+            return
+        found = order.digest()
+        wanted = self._listed if self._offset or self._resumed_ahead else None
+        if wanted is not None and found != wanted:
+            self._fresh = True
+            raise StateError(
+                f"the sampler gave another order than in the epoch that is to continue: "
+                f"digest {found}, the state has {wanted}",
+                where=f"epoch={self._epoch} offset={self._offset}",
+                do="make the sampler depend on a seed and the epoch alone, or use shuffle=True; "
+                f"set_epoch({self._epoch + 1}) goes on with the next epoch",
+            )
+        self._listed = found
 
     def _cover(self, one: Pass) -> None:
         """Keep account of single positions: some beyond the offset may be delivered already."""
@@ -582,6 +601,7 @@ class DataLoader:
             rank=self.rank if many else None,
             world_size=self.world_size if many else None,
             overridden=self._overridden,
+            listed=self._listed if self.sampler is not None and (offset or ahead) else None,
         )
 
     def _fingerprint(self) -> str:
@@ -630,7 +650,7 @@ class DataLoader:
             self._recipe, self._local = self._make_recipe(), None
             self._orders = {}
         self._epoch, self._offset, self._fresh = loaded.epoch, loaded.offset, True
-        self._resumed_ahead = loaded.ahead
+        self._resumed_ahead, self._listed = loaded.ahead, loaded.listed
         self._overridden = tuple(dict.fromkeys((*loaded.overridden, *overridden)))
         self._continues = running
 

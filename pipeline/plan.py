@@ -7,6 +7,7 @@ The order of a phase maps positions to sample ids; it is a function of (key, pha
 world size only cut it, so they never decide what a position holds.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -122,6 +123,11 @@ class Listed:
 
     def __init__(self, listed: np.ndarray) -> None:
         self.listed = listed
+
+    def digest(self) -> str:
+        """Return 16 hex digits of the list."""
+        data = np.ascontiguousarray(self.listed, "<i8").data
+        return hashlib.blake2b(data, digest_size=8).hexdigest()
 
     def ids(self, positions: np.ndarray) -> np.ndarray:
         """Return the listed ids."""

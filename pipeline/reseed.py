@@ -83,7 +83,7 @@ class Reseeder:
         self._generator = generator  # held, so that its words stay where they are
         known = _numpy_words(generator)
         self._numpy_known = known is not None
-        self._numpy = np.empty(_WORDS, np.uint32) if known is None else known
+        self._numpy: Any = np.empty(_WORDS, np.uint32) if known is None else known
 
     def seed(self, position: int, phase: int) -> None:
         """Set every generator for the sample at `position` of `phase`."""
@@ -102,7 +102,7 @@ class Reseeder:
             self._k1,
         )
         if not self._numpy_known:
-            np.random.set_state(("MT19937", self._numpy, _WORDS))  # noqa: NPY002, TID251
+            np.random.set_state(("MT19937", self._numpy, _WORDS, 0, 0.0))  # noqa: NPY002, TID251
         if self._python_known:
             self._python[0] = _WORDS  # all words are used up: the next draw makes new ones
             random._inst.gauss_next = None  # type: ignore[attr-defined]

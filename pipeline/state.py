@@ -47,6 +47,7 @@ class State:
     rank: int | None = None  # fast mode with several ranks only
     world_size: int | None = None
     overridden: tuple[str, ...] = ()  # differences the user allowed
+    listed: str | None = None  # digest of the order that a sampler gave, in the middle of an epoch
 
     def to_dict(self) -> dict[str, Any]:
         """Return small JSON-able facts."""
@@ -77,7 +78,7 @@ class State:
             )
         known = {one.name for one in fields(cls)}
         extra = sorted(set(facts) - known - {"format"})
-        optional = {"versions", "ahead", "rank", "world_size", "overridden"}
+        optional = {"versions", "ahead", "rank", "world_size", "overridden", "listed"}
         missing = sorted(known - set(facts) - optional)
         if extra or missing:
             raise StateError(
