@@ -138,6 +138,11 @@ class _Like:
 
 
 def _leaf(node: Any, name: str) -> np.ndarray:
+    if isinstance(node, np.ma.MaskedArray):
+        raise SampleError(
+            f"field {name or 'sample'!r} is a masked array, whose mask would be lost",
+            do="return data and mask as two fields: array.data, array.mask",
+        )
     if isinstance(node, np.ndarray):
         array = node
     elif isinstance(node, bool | int | float | complex | np.generic):
