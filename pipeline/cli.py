@@ -2,6 +2,7 @@
 
 samebatch run CONFIG [--set key=value] [--epochs N] [--state FILE]
 samebatch demo
+samebatch quality [--only SOURCE] [--words N] [--long] [--png FILE]
 """
 
 import argparse
@@ -29,7 +30,7 @@ _LINE_S = 10.0  # how often a plain line tells the speed
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status: 0, 1 for an error, 130 for Ctrl-C."""
-    parser = _parser()
+    parser = _parser(sys.argv[1:] if argv is None else argv)
     options = parser.parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     try:
@@ -46,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         return 141
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(argv: list[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "samebatch", description="A data loader that delivers the same batches every time."
     )
@@ -68,6 +69,14 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--continue-from", help=argparse.SUPPRESS)
     demo.add_argument("--workers", type=int, default=0, help=argparse.SUPPRESS)
     demo.set_defaults(command=_demo)
+
+    text = "test the random words, and known generators beside them"
+    quality = commands.add_parser("quality", help=text, description=f"{text.capitalize()}.")
+    quality.set_defaults(command=_quality)
+    if "quality" in argv:  # its options name its sources, which no other command has to load
+        from rng import quality as battery
+
+        battery.add_options(quality)
     return parser
 
 
@@ -84,6 +93,12 @@ def _demo(options: argparse.Namespace) -> int:
     if options.continue_from:
         return demo.continue_from(Path(options.continue_from), options.workers, options.epochs)
     return demo.main(options.epochs)
+
+
+def _quality(options: argparse.Namespace) -> int:
+    from rng import quality
+
+    return quality.report(options)
 
 
 def _run(options: argparse.Namespace) -> int:

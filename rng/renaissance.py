@@ -248,7 +248,7 @@ def station_batches(
     if rank >= world:
         raise ValueError(f"rank must be below world, got {rank} and {world}")
     short = train and samples % world != 0 and rank >= samples % world
-    last = -(-(-(-samples // world)) // batch_size) - 1
+    last = ((samples + world - 1) // world + batch_size - 1) // batch_size - 1
     own = list(range((samples - rank + world - 1) // world))
     batches = [own[i : i + batch_size] for i in range(0, len(own), batch_size)]
     if not (train and drop_last):

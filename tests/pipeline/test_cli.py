@@ -97,3 +97,22 @@ def test_damaged_state_is_an_error_and_not_a_fresh_start(tmp_path: Path) -> None
     done = run("run", CONFIG, "--state", str(state))
     assert done.returncode == 1
     assert "damaged" in done.stderr
+
+
+def test_quality_runs_the_battery_on_the_sources_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.png"
+    few = ["--words", "32768", "--png", str(page)]
+    assert cli.main(["quality", "--only", "masks, next step", "--only", "RANDU", *few]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^masks, next step .* pass$", out, re.M)
+    assert re.search(r"^RANDU .* FAIL .*plane3", out, re.M)
+    assert page.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["quality", "--help"])
+    assert ended.value.code == 0
+    assert "--stdout SOURCE" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["quality", "--words", "1"])
+    assert ended.value.code == 2

@@ -1,9 +1,14 @@
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rng import quality
+from rng import page, quality
+
+ROOT = Path(__file__).parents[2]
 
 QUICK = {k: v for k, v in quality.TESTS.items() if not k.startswith("plane")}
 
@@ -52,14 +57,46 @@ def test_the_tail_of_chi_square():
     assert quality.chi2_tail(293.2478, 255) == pytest.approx(0.05, rel=1e-4)
 
 
-def test_the_page_of_plots_is_a_png(tmp_path):
+def test_the_page_of_plots_shows_what_is_there(tmp_path):
     image = pytest.importorskip("PIL.Image")
-    words = quality.SOURCES["philox"](1, 1 << 12)
+    sources = {name: quality.CONTROLS[name](1, 20_000) for name in ("PCG64", "RANDU")}
     path = tmp_path / "page.png"
-    quality.write_png(str(path), [quality.plots(words, 64)] * 2)
-    with image.open(path) as page:
-        assert page.size == (3 * 64, 2 * 64)
-        page.load()
+    page.write(str(path), sources, {"RANDU": "fails plane3"})
+    with image.open(path) as drawn:
+        assert drawn.size[0] > 1000
+        assert len(drawn.getcolors()) > 20
+    for name, lines in (("PCG64", False), ("RANDU", True)):
+        planes = page.pictures(sources[name])[-1]
+        assert ((planes == 255).all(axis=0).mean() > 0.7) == lines  # columns without any point
+    middle = page.pictures(sources["PCG64"])[1]
+    assert (middle[: middle.shape[0] // 4] == 255).all()  # no lag is beyond three deviations
+    repeated = page.pictures(np.repeat(sources["PCG64"], 2))[1]
+    assert not (repeated[: middle.shape[0] // 4] == 255).all()
+
+
+def test_the_command_runs_some_sources(capsys, tmp_path):
+    path = str(tmp_path / "page.png")
+    options = ["--only", "philox", "--only", "RANDU", "--words", str(quality.LEAST), "--png", path]
+    assert quality.main(options) == 0
+    out = capsys.readouterr().out
+    assert "FAIL" in next(line for line in out.splitlines() if line.startswith("RANDU"))
+    assert "MT19937" not in out
+    for bad in (["--words", "100"], ["--seed", "-1"], ["--only", "x"], ["--seed", "1.5"]):
+        with pytest.raises(SystemExit):
+            quality.main(bad)
+
+
+def test_words_pour_out_until_the_reader_has_enough():
+    code = (
+        "import sys; from rng import quality; sys.exit(quality.main(['--stdout', 'lanes in turn']))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE
+    ) as process:
+        got = np.frombuffer(process.stdout.read(4000), "<u4")
+        process.stdout.close()
+        assert process.wait(60) == 0
+    assert (got == quality.SOURCES["lanes in turn"](1, 1 << 22)[:1000]).all()
 
 
 def test_too_few_words_raise():
