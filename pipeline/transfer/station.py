@@ -367,9 +367,11 @@ class TransferStation:
             # Never got a buffer: its cells are over before anybody could take one.
             kernels.open_cells(self.control, ticket, 0, False, 0, False, True)
             self._placed = ticket + 1
-        for ticket in sorted(self._slots_of):
+        # In fast mode also the tickets that were taken: a chunk of theirs may still look for a place.
+        for ticket in range(max(self._first, self._opened - self.layout.tickets), self._opened):
             kernels.cancel(self.control, ticket, self.fast)
-            self._zombies.append(ticket)
+            if ticket in self._slots_of:
+                self._zombies.append(ticket)
         self._slots_of.clear()
         self._next = self._first = self._opened
         self.run += 1

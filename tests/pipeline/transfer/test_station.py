@@ -369,6 +369,27 @@ def test_a_place_of_a_later_pass_is_not_for_a_straggler_that_was_about_to_take_i
     station.close()
 
 
+def test_a_straggler_of_a_batch_that_was_taken_is_sent_home_when_the_pass_is_abandoned():
+    station, (a, b, _) = _station(fast=True)
+    _open(station, 0, 6)
+    _open(station, 6, 6)
+    late = a.claim(0.0)
+    for _ in range(3):
+        _work(station, b, b.claim(0.0))
+    _check(station.take())  # the first batch, without the chunk that `a` holds
+    for _ in range(2):
+        _work(station, b, b.claim(0.0))
+    assert station.in_flight == 1
+    while True:  # no place is left but the one that `a` would need
+        p = kernels.place(station.control, 1, late.cell, False, 0)
+        if p < 0:
+            break
+    station.cancel()
+    assert a.land(late, [_made(late)], 0.0)
+    assert station._row_free(station.layout.tickets)
+    station.close()
+
+
 @pytest.mark.parametrize("n", [1, 3, 6])
 def test_an_abandoned_batch_that_nobody_began_gives_its_buffer_back_at_once(n):
     for fast in (False, True):
