@@ -72,6 +72,7 @@ class Recipe:
             _arrays_of(dataset) if datasets.stands_for(dataset, "arrays") else None
         )
         self._stages = self._split()
+        self._names = [f"transform {_name_of(stage)}" for stage in self._stages]
         self._structure: Structure | None = None
         self._reseeder: Reseeder | None = None
         self._fields: tuple[Field, ...] | None = None
@@ -264,7 +265,7 @@ class Recipe:
         try:
             sample = self._read(sample_id)
             for number, stage in enumerate(self._stages):
-                stage_name = f"transform {_name_of(stage)}"
+                stage_name = self._names[number]
                 if isinstance(stage, Chain):
                     image, _ = _image_of(sample)
                     target = out if stage is self._tail else None

@@ -15,6 +15,7 @@ import numpy as np
 from pipeline.errors import SampleError
 from pipeline.transfer.layout import Field
 
+_INT, _FLOAT = np.dtype(np.int64), np.dtype(np.float64)
 _DO = (
     "return arrays or numbers of one shape and type for every sample (resize or pad images of "
     "different sizes; encode text as numbers)"
@@ -32,6 +33,8 @@ class Structure:
         leaves: list[tuple[str, np.ndarray]] = []
         self._build = _visit(sample, "", leaves)
         self.fields = tuple(Field(name or "sample", a.shape, a.dtype) for name, a in leaves)
+        flat = type(sample) in (tuple, list) and len(sample) == len(leaves)
+        self._flat: type | None = type(sample) if flat else None
 
     def leaves(self, sample: Any) -> list[np.ndarray]:
         """Return the leaves of another sample, checked against the fields.
@@ -39,6 +42,10 @@ class Structure:
         Raises:
             SampleError: another container, shape or dtype than the first sample's.
         """
+        if type(sample) is self._flat:
+            quick = self._flat_leaves(sample)
+            if quick is not None:
+                return quick
         found: list[tuple[str, np.ndarray]] = []
         _visit(sample, "", found)
         if len(found) != len(self.fields):
@@ -62,6 +69,26 @@ class Structure:
                     do=_DO,
                 )
         return [array for _, array in found]
+
+    def _flat_leaves(self, sample: Any) -> list[np.ndarray] | None:
+        """Return the leaves of a flat sample with the very fields of the first, the common case."""
+        if len(sample) != len(self.fields):
+            return None
+        leaves = []
+        for value, one in zip(sample, self.fields, strict=True):
+            kind = type(value)
+            if kind is np.ndarray:
+                if value.dtype != one.dtype or value.shape != one.shape:
+                    return None
+                leaves.append(value)
+                continue
+            if one.shape or not (
+                (kind is int and one.dtype == _INT and -(2**63) <= value < 2**63)
+                or (kind is float and one.dtype == _FLOAT)
+            ):
+                return None
+            leaves.append(np.asarray(value, one.dtype))
+        return leaves
 
     def build(self, arrays: list[Any]) -> Any:
         """Return the containers of a sample around batched arrays, one for each field."""
