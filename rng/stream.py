@@ -17,9 +17,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from rng import address, draw, fill, tables
 
-_NO_TABLE = tables.Table(np.zeros((1, 4), np.int32), 0, np.zeros(4, np.float32))
+_NO_TABLE = tables.Table(np.zeros((1, 4), np.int32), np.uint64(0), np.zeros(4, np.float32))
 _NO_TABLE.rows.flags.writeable = False
 _NO_REALS = np.zeros(3)
+_F32, _F64, _U32, _U64 = (np.dtype(t) for t in (np.float32, np.float64, np.uint32, np.uint64))
+_NO_RANGE = np.uint64(0), np.uint64(0)
 Array = NDArray[Any]
 _LARGEST = 3.4028234663852886e38  # of float32
 
@@ -66,11 +68,11 @@ class Stream:
     # ------------------------------------------------------------ words
     def uint32(self, out: Array, first: int = 0, threads: int | None = None) -> Array:
         """Words. Range [0, 2**32). Draws: 1 word each."""
-        return self._fill(out, np.uint32, fill.RAW, first, threads)
+        return self._fill(out, _U32, fill.RAW, first, threads)
 
     def uint64(self, out: Array, first: int = 0, threads: int | None = None) -> Array:
         """Pairs of words, the low half first. Range [0, 2**64). Draws: 2 words each."""
-        return self._fill(out, np.uint64, fill.RAW, first, threads)
+        return self._fill(out, _U64, fill.RAW, first, threads)
 
     # ------------------------------------------------------------ real numbers
     def uniform(
@@ -89,7 +91,7 @@ class Stream:
         """
         _check_kind(out, "f")
         kind, real = _uniform(out.dtype, float(low), float(high))
-        native = np.float64 if out.dtype == np.float64 else np.float32
+        native = _F64 if out.dtype == _F64 else _F32
         return self._fill(out, native, kind, first, threads, real)
 
     def normal(
@@ -133,12 +135,12 @@ class Stream:
         a, b = _ranks(out.dtype, float(mean), float(std), float(low), float(high))
         return self._fill(
             out,
-            np.float32,
+            _F32,
             fill.INVERSE_IN,
             first,
             threads,
-            (mean, std, 0.0),
-            (a, b - a + 1),
+            _reals(mean, std),
+            (np.uint64(a), np.uint64(b - a + 1)),
             tables.NORMAL,
         )
 
@@ -158,7 +160,7 @@ class Stream:
         _finite(mean=mean, std=std)
         _at_least(0.0, std=std)
         return self._fill(
-            out, np.float32, fill.LOG, first, threads, (mean, std, 0.0), table=tables.NORMAL
+            out, _F32, fill.LOG, first, threads, _reals(mean, std), table=tables.NORMAL
         )
 
     def exponential(
@@ -291,7 +293,7 @@ class Stream:
 
         def kernel(piece: Array, at: int) -> None:
             first_word = np.uint64(2 * (number + at))
-            _words(piece.view(np.uint32), first_word, where, fill.RAW)
+            _words(piece.view(_U32), first_word, where, fill.RAW)
             fill.search(piece.view(np.uint64), cuts)
 
         fill.through(out, np.int64, threads, kernel)
@@ -325,28 +327,27 @@ class Stream:
         first: int,
         threads: int | None,
     ) -> Array:
-        real = (shift, scale, 0.0)
-        return self._fill(out, np.float32, fill.INVERSE, first, threads, real, table=table)
+        real = _reals(shift, scale)
+        return self._fill(out, _F32, fill.INVERSE, first, threads, real, table=table)
 
     def _fill(
         self,
         out: Array,
-        native: Any,
+        native: np.dtype[Any],
         kind: int,
         first: int,
         threads: int | None,
-        real: tuple[Any, Any, Any] = (0.0, 1.0, 0.0),
-        whole: tuple[int, int] = (0, 0),
+        real: Array = _NO_REALS,
+        whole: tuple[Any, Any] = _NO_RANGE,
         table: tables.Table = _NO_TABLE,
     ) -> Array:
         """Fill `out` with numbers of `kind`, made in dtype `native` of 4 or 8 bytes."""
-        each = 2 if native is np.float64 or native is np.uint64 else 1
+        each = native.itemsize // 4
         number, *where = self._where(out, first, each, threads)
-        numbers = _reals(*(x + 0.0 for x in real))  # -0.0 and 0.0 are one key
 
         def kernel(piece: Array, at: int) -> None:
             first_word = np.uint64(each * (number + at))
-            _words(piece.view(np.uint32), first_word, where, kind, numbers, whole, table)
+            _words(piece.view(_U32), first_word, where, kind, real, whole, table)
 
         fill.through(out, native, threads, kernel)
         return out
@@ -374,21 +375,20 @@ def _words(
     where: Any,
     kind: int,
     real: Array = _NO_REALS,
-    whole: tuple[int, int] = (0, 0),
+    whole: tuple[Any, Any] = _NO_RANGE,
     table: tables.Table = _NO_TABLE,
 ) -> None:
     """Fill u32[n] with numbers of `kind`, from word `number` on."""
-    low, span, upper = np.uint64(whole[0]), np.uint64(whole[1]), np.uint64(table.upper)
-    rows, scales = table.rows, table.scales
-    fill.words(words, number, *where, kind, real, low, span, rows, upper, scales)
+    fill.words(words, number, *where, kind, real, *whole, *table)
 
 
 def _check_kind(out: Array, kinds: str) -> None:
     """Raise where `out` does not hold numbers of one of numpy's kinds; "f" takes in bfloat16."""
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a numpy array, got {type(out).__name__}")
-    kind, name = out.dtype.kind, out.dtype.name
-    if kind not in kinds and not ("f" in kinds and name.startswith(("bfloat", "float"))):
+    if out.dtype.kind in kinds:
+        return
+    if "f" not in kinds or not out.dtype.name.startswith(("bfloat", "float")):
         what = "real numbers" if kinds == "f" else "integers" if kinds == "iu" else "numbers"
         raise ValueError(f"out must hold {what}, got dtype {out.dtype}")
 
@@ -406,8 +406,8 @@ def _at_least(least: float, **values: float) -> None:
 
 
 @lru_cache(256)
-def _uniform(dtype: Any, low: float, high: float) -> tuple[int, tuple[Any, Any, Any]]:
-    """Return the kind and the (low, span, most) of uniform numbers; most: the last below high."""
+def _uniform(dtype: Any, low: float, high: float) -> tuple[int, Array]:
+    """Return the kind and the f64[low, span, most] of uniform numbers; most: the last below high."""
     real: Any = np.float64 if dtype == np.float64 else np.float32
     with np.errstate(all="ignore"):
         a, b = real(low), real(high)
@@ -422,8 +422,8 @@ def _uniform(dtype: Any, low: float, high: float) -> tuple[int, tuple[Any, Any, 
         most = _most_below(dtype, a, b)
     unit = (a, b) == (0.0, 1.0) and dtype == real
     if real is np.float64:
-        return fill.UNIT_64 if unit else fill.RANGE_64, (a, span, most)
-    return fill.UNIT_32 if unit else fill.RANGE_32, (a, span, most)
+        return fill.UNIT_64 if unit else fill.RANGE_64, np.array([a, span, most])
+    return fill.UNIT_32 if unit else fill.RANGE_32, np.array([a, span, most], np.float64)
 
 
 def _cast(x: Any, dtype: Any) -> float:
@@ -456,8 +456,8 @@ def _most_below(dtype: Any, a: np.float32, b: np.float32) -> np.float32:
 
 
 @lru_cache(256)
-def _reals(*numbers: float) -> NDArray[np.float64]:
-    return np.array(numbers, np.float64)
+def _reals(shift: float, scale: float) -> NDArray[np.float64]:
+    return np.array([shift, scale, 0.0], np.float64) + 0.0  # -0.0 and 0.0 are one key
 
 
 # ---------------------------------------------------------------- truncation

@@ -32,7 +32,7 @@ class Table(NamedTuple):
     """
 
     rows: NDArray[np.int32]
-    upper: int
+    upper: np.uint64
     scales: NDArray[np.float32]
 
 
@@ -40,7 +40,7 @@ def _table(text: str, upper: int, *scales: float) -> Table:
     data = base64.b85decode("".join(text.split()))
     rows = np.frombuffer(data, "<i4").astype(np.int32).reshape(-1, 4)
     rows.flags.writeable = False
-    return Table(rows, upper, np.array(scales, np.float32))
+    return Table(rows, np.uint64(upper), np.array(scales, np.float32))
 
 
 NORMAL = _table(

@@ -105,7 +105,7 @@ def _values(words, table):
         zero,
         zero,
         table.rows,
-        np.uint64(table.upper),
+        table.upper,
         table.scales,
     )
     return made.view(np.float32)[: len(words)]
