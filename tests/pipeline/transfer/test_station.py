@@ -481,6 +481,7 @@ class Passes(RuleBasedStateMachine):
 
     def _new_pass(self):
         self.opened, self.done = [], []
+        self.begun = self.station._opened
         self.ended = False
         self.first = (self.first // 1000 + 1) * 1000
 
@@ -506,6 +507,7 @@ class Passes(RuleBasedStateMachine):
             return
         if self.FAST:
             if not self.attached[w].land(order, [_made(order)], 0.0):
+                assert order.ticket >= self.begun  # only of this pass may it have to wait
                 return
         else:
             _work(self.station, self.attached[w], order)
