@@ -241,6 +241,16 @@ def words(
         where = (position, c2, c3, k0, k1)
         _part(out, at - at, at, lead, where, kind, real, low, span, rows, upper, scales)
         position += uint64(1)
+    # Vectors stored across two cache lines cost a sixth of the speed: begin at a line, if blocks can.
+    place = uint64(out.ctypes.data) + at * uint64(4)
+    if n > uint64(2 * _CHUNK) and place & uint64(15) == uint64(0):
+        blocks = (uint64(0) - (place >> uint64(4))) & uint64(3)
+        if blocks > uint64(0):
+            zero, count = uint64(0), blocks << uint64(2)
+            where = (position, c2, c3, k0, k1)
+            _part(out, at, count, zero, where, kind, real, low, span, rows, upper, scales)
+            position += blocks
+            at += count
     whole = (n - at) // uint64(_CHUNK) * uint64(_CHUNK) + at
     while at < whole:
         for q in range(uint64(0), uint64(_CHUNK), uint64(philox.WORDS)):

@@ -351,6 +351,16 @@ def test_memory_that_is_not_aligned_or_swapped_gets_the_same_numbers():
         assert (HERE.normal(out) == want).all()
 
 
+@pytest.mark.parametrize("case", ["uniform", "uniform double", "normal", "uint64"])
+def test_where_an_array_begins_changes_nothing(case):
+    want = draw(case, 3000)
+    memory = np.empty(100 + want.nbytes, np.uint8)
+    for shift in (*range(0, 68, 4), 1, 2, 17):
+        out = memory[shift : shift + want.nbytes].view(want.dtype)
+        assert draw(case, 0, out=out).tobytes() == want.tobytes()
+        assert draw(case, 0, first=3, out=out[3:]).tobytes() == draw(case, 2997, 3).tobytes()
+
+
 # ---------------------------------------------------------------- the generator's methods
 def test_a_call_that_raises_has_reserved_nothing():
     g, f, frozen = rng.Generator(1), np.empty(3, np.float32), np.empty(3, np.float32)
