@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types, uint64
+from numba import types, uint32, uint64
 from numpy.typing import NDArray
 
 from rng import address, philox
@@ -25,7 +25,10 @@ from rng.kernel import kernel
 
 MAX_N = 1 << 56
 _BLOCKS = philox.BLOCKS
-_AHEAD = 8 * _BLOCKS  # swaps whose targets are known and prefetched before the first is made
+_AHEAD = (
+    2 * _BLOCKS
+)  # steps between knowing (and prefetching) a target and swapping: more is slower
+_RING = 2 * _AHEAD  # targets kept: a power of two above _AHEAD
 _CACHED = 1 << 17  # elements below which everything is in the cache anyhow
 
 
@@ -179,25 +182,37 @@ def _fisher_yates(a: Any, k0: Any, k1: Any, c2: Any, c3: Any) -> None:
         a[i], a[j] = a[j], a[i]
     if i < uint64(2):
         return
-    target = np.empty(_AHEAD, np.uint32)
-    i -= uint64(1)
-    while i > uint64(0):
-        count = min(uint64(_AHEAD), i)
-        for first in range(uint64(0), count, uint64(_BLOCKS)):
-            if philox.steps(target, first, i - first, c2, c3, k0, k1):
-                for q in range(first, min(first + uint64(_BLOCKS), count)):
-                    step = i - q
-                    target[q] = bounded(step, step + uint64(1), c2, c3, k0, k1)
-            if n > uint64(_CACHED):
-                for q in range(first, min(first + uint64(_BLOCKS), count)):
-                    _prefetch(a, uint64(target[q]))
-        for q in range(count):
-            step = i - q
-            j = uint64(target[q])
-            held = a[step]
-            a[step] = a[j]
-            a[j] = held
-        i -= count
+    # Blocks of steps one after another; the targets of _AHEAD blocks are known before their swaps.
+    target = np.empty(_RING, np.uint32)
+    ring, ahead = uint64(_RING - 1), uint64(_AHEAD)
+    top = i - uint64(1)  # first of all steps; step number q is top - q, for q < top
+    made = uint64(0)
+    while made < top + ahead:
+        at, count, suspect = made & ring, uint64(0), uint32(0)
+        if made < top:
+            count = min(uint64(_BLOCKS), top - made)
+            if made >= ahead:
+                done = made - ahead
+                suspect = philox.steps_and_swaps(
+                    target, at, top - made, c2, c3, k0, k1, a, done & ring, top - done
+                )
+            else:
+                suspect = philox.steps(target, at, top - made, c2, c3, k0, k1)
+        elif made >= ahead:
+            done = made - ahead
+            for q in range(done, min(done + uint64(_BLOCKS), top)):
+                step, j = top - q, uint64(target[q & ring])
+                held = a[step]
+                a[step] = a[j]
+                a[j] = held
+        if suspect:
+            for q in range(count):
+                step = top - made - q
+                target[at + q] = bounded(step, step + uint64(1), c2, c3, k0, k1)
+        if n > uint64(_CACHED):
+            for q in range(count):
+                _prefetch(a, uint64(target[at + q]))
+        made += uint64(_BLOCKS)
 
 
 @kernel

@@ -126,8 +126,13 @@ def _splat(builder: Any, value: Any) -> Any:
     )
 
 
-def _rounds(builder: Any, states: list[Any], k0: Any, k1: Any) -> list[Any]:
-    """Return the ten rounds of each of `states`, all scalars or all vectors of 64-bit lanes."""
+def _rounds(
+    builder: Any, states: list[Any], k0: Any, k1: Any, between: Callable[[int], None] | None = None
+) -> list[Any]:
+    """Return the ten rounds of each of `states`, all scalars or all vectors of 64-bit lanes.
+
+    `between(i)` may write other instructions after the i-th round of any state.
+    """
     kind = states[0][0].type
     vector = isinstance(kind, ir.VectorType)
 
@@ -151,6 +156,8 @@ def _rounds(builder: Any, states: list[Any], k0: Any, k1: Any) -> list[Any]:
                 builder.xor(builder.lshr(p0, half), builder.xor(a3, key1)),
                 p0,
             )
+            if between:
+                between(r * len(states) + s)
     return states
 
 
@@ -162,7 +169,14 @@ def _join(builder: Any, low: Any, high: Any) -> Any:
 
 
 def _vector_rounds(
-    builder: Any, position: Any, stride: int, c2: Any, c3: Any, k0: Any, k1: Any
+    builder: Any,
+    position: Any,
+    stride: int,
+    c2: Any,
+    c3: Any,
+    k0: Any,
+    k1: Any,
+    between: Callable[[int], None] | None = None,
 ) -> list[Any]:
     """Return the blocks at position, position + stride, ...: CHAINS states of LANES lanes."""
     half = ir.Constant(_VECTOR, [32] * LANES)
@@ -172,7 +186,7 @@ def _vector_rounds(
         steps = [((chain * LANES + i) * stride) & 0xFFFFFFFFFFFFFFFF for i in range(LANES)]
         at = builder.add(base, ir.Constant(_VECTOR, steps))
         states.append((at, builder.lshr(at, half), v2, v3))
-    return _rounds(builder, states, k0, k1)
+    return _rounds(builder, states, k0, k1, between)
 
 
 def _store(context: Any, builder: Any, array: Any, kind: Any, offset: Any, vectors: Any) -> None:
@@ -257,32 +271,79 @@ def steps(
 ) -> Any:
     """Write the targets of the BLOCKS shuffle steps step, step - 1, ... to `out` from `offset` on.
 
-    For use inside `@njit` code; `out` is a contiguous u32 array. Target of step i: r * (i + 1) >> 64,
+    For use inside `@kernel` code; `out` is a contiguous u32 array. Target of step i: r * (i + 1) >> 64,
     r = word0 | word1 << 32 of the block at position i << 8, for i < 2**32 - 1. Returns nonzero if
     one of the r may have to be rejected: where bits 32 ... 63 of its product are 0.
     """
     signature = types.uint32(out, *[types.uint64] * 6)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at, step = args[1:3]
-        low, half = (ir.Constant(_VECTOR, [v] * LANES) for v in (0xFFFFFFFF, 32))
-        zero = ir.Constant(_VECTOR, [0] * LANES)
-        suspect = ir.Constant(ir.IntType(LANES), 0)
-        targets = []
-        states = _vector_rounds(builder, builder.shl(step, _I64(8)), -256, *args[3:])
-        for chain, (a0, a1, _, _) in enumerate(states):
-            down = ir.Constant(_VECTOR, [1 - chain * LANES - i for i in range(LANES)])
-            m = builder.and_(builder.add(_splat(builder, step), down), low)
-            carry = builder.lshr(builder.mul(builder.and_(a0, low), m), half)
-            product = builder.add(builder.mul(builder.and_(a1, low), m), carry)
-            none = builder.icmp_unsigned("==", builder.and_(product, low), zero)
-            suspect = builder.or_(suspect, builder.bitcast(none, suspect.type))
-            target = builder.lshr(product, half)
-            targets.append(builder.trunc(target, ir.VectorType(_I32, LANES)))
-        _store(context, builder, args[0], sig.args[0], at, targets)
-        return builder.zext(suspect, _I32)
+        return _targets(context, builder, sig, args, None)
 
     return signature, codegen
+
+
+@intrinsic
+def steps_and_swaps(
+    typingctx: Any,
+    out: Any,
+    offset: Any,
+    step: Any,
+    c2: Any,
+    c3: Any,
+    k0: Any,
+    k1: Any,
+    a: Any,
+    done: Any,
+    first: Any,
+) -> Any:
+    """Do as `steps`, and meanwhile make the swaps of the BLOCKS steps first, first - 1, ... in `a`.
+
+    Their targets are out[done], out[done + 1], ... The swaps stand between the rounds, so that the
+    processor waits for the one while it computes the other.
+    """
+    signature = types.uint32(out, *[types.uint64] * 6, a, types.uint64, types.uint64)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        targets = context.make_array(sig.args[0])(context, builder, args[0]).data
+        data = context.make_array(sig.args[7])(context, builder, args[7]).data
+
+        def between(i: int) -> None:
+            if i < BLOCKS:
+                one = builder.gep(data, [builder.sub(args[9], _I64(i))])
+                j = builder.load(builder.gep(targets, [builder.add(args[8], _I64(i))]))
+                other = builder.gep(data, [builder.zext(j, _I64)])
+                held, taken = builder.load(one), builder.load(other)
+                builder.store(taken, one)
+                builder.store(held, other)
+
+        return _targets(context, builder, sig, args, between)
+
+    return signature, codegen
+
+
+def _targets(
+    context: Any, builder: Any, sig: Any, args: Any, between: Callable[[int], None] | None
+) -> Any:
+    """Write what `steps` documents; `between` as in `_rounds`."""
+    at, step = args[1:3]
+    low, half = (ir.Constant(_VECTOR, [v] * LANES) for v in (0xFFFFFFFF, 32))
+    zero = ir.Constant(_VECTOR, [0] * LANES)
+    suspect = ir.Constant(ir.IntType(LANES), 0)
+    targets = []
+    position = builder.shl(step, _I64(8))
+    states = _vector_rounds(builder, position, -256, args[3], args[4], args[5], args[6], between)
+    for chain, (a0, a1, _, _) in enumerate(states):
+        down = ir.Constant(_VECTOR, [1 - chain * LANES - i for i in range(LANES)])
+        m = builder.and_(builder.add(_splat(builder, step), down), low)
+        carry = builder.lshr(builder.mul(builder.and_(a0, low), m), half)
+        product = builder.add(builder.mul(builder.and_(a1, low), m), carry)
+        none = builder.icmp_unsigned("==", builder.and_(product, low), zero)
+        suspect = builder.or_(suspect, builder.bitcast(none, suspect.type))
+        target = builder.lshr(product, half)
+        targets.append(builder.trunc(target, ir.VectorType(_I32, LANES)))
+    _store(context, builder, args[0], sig.args[0], at, targets)
+    return builder.zext(suspect, _I32)
 
 
 @intrinsic

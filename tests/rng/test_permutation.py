@@ -57,6 +57,11 @@ def test_a_large_order_is_a_permutation():
     assert (np.bincount(order, minlength=order.size) == 1).all()
 
 
+@pytest.mark.parametrize("n", [*range(60, 70), 95, 96, 97, 98, 127, 128, 129, 130, 257, 1025])
+def test_every_length_around_a_block_of_steps_equals_the_reference(reference, n):
+    assert permute.permutation(n, 7).tolist() == reference.permutation(reference.mix64(7), n, 0, 0)
+
+
 def test_phases_lanes_and_seeds_give_different_orders():
     orders = {
         permute.permutation(100, seed, phase, lane).tobytes()
