@@ -231,9 +231,10 @@ def orthogonal(
     q = (q if rows >= columns else q.T).reshape(size) * gain
     part = q[tuple(slice(a, b) for a, b in _box(size, box))]
     if out is None:
-        return np.array(part, dtype)
+        out = np.empty(part.shape, dtype)
     _check_out(out, part.shape)
-    out[...] = part
+    with np.errstate(all="ignore"):
+        out[...] = part
     return out
 
 

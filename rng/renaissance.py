@@ -69,6 +69,7 @@ def uint64(seed: int, offset: int, n: int) -> NDArray[np.uint64]:
     return r[:, 0] << np.uint64(32) | r[:, 1]
 
 
+@np.errstate(all="ignore")
 def normal_pairs(seed: int, offset: int, n: int) -> NDArray[np.float32]:
     """Return f32[n, 2]: Box-Muller pairs, cosine first. Draws: 1 offset a pair.
 
@@ -123,12 +124,14 @@ def fill_int32(generator: Offsets, n: int, low: int, high: int) -> NDArray[np.in
     return (low + u.astype(np.int64)).astype(np.int32)
 
 
+@np.errstate(all="ignore")
 def fill_uniform(generator: Offsets, n: int, low: float, high: float) -> NDArray[np.float32]:
     """Return f32[n]: low + u * (high - low). Draws: n offsets. Fault: `high` may come."""
     u = uniform(generator.seed, generator.next_offset(n), n)
     return _F32(low) + u * (_F32(high) - _F32(low))
 
 
+@np.errstate(all="ignore")
 def fill_normal(
     generator: Offsets, n: int, mean: float = 0.0, std: float = 1.0
 ) -> NDArray[np.float32]:
@@ -465,6 +468,7 @@ PRESETS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 }
 
 
+@np.errstate(all="ignore")
 def fused_normalization(
     generator: Offsets | None,
     pixels: NDArray[np.uint8],

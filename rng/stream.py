@@ -282,13 +282,15 @@ class Stream:
         w = np.asarray(weights, np.float64)
         if w.ndim != 1 or w.size == 0 or not np.isfinite(w).all() or (w < 0).any():
             raise ValueError("weights must be a non-empty list of finite numbers >= 0")
-        sums = np.cumsum(w)
+        with np.errstate(all="ignore"):
+            sums = np.cumsum(w)
         if not (0.0 < sums[-1] < np.inf):
             raise ValueError(f"weights must have a positive finite sum, got {sums[-1]}")
         _check_kind(out, "iu")
         if w.size - 1 > np.iinfo(out.dtype).max:
             raise ValueError(f"out must hold integers up to {w.size - 1}, got dtype {out.dtype}")
-        cuts = (sums / sums[-1] * 2.0**53).astype(np.uint64)
+        with np.errstate(all="ignore"):
+            cuts = (sums / sums[-1] * 2.0**53).astype(np.uint64)
         number, *where = self._where(out, first, 2, threads)
 
         def kernel(piece: Array, at: int) -> None:
@@ -406,14 +408,13 @@ def _at_least(least: float, **values: float) -> None:
 
 
 @lru_cache(256)
+@np.errstate(all="ignore")  # what numpy is to do about rounding is no concern of ours
 def _uniform(dtype: Any, low: float, high: float) -> tuple[int, Array]:
     """Return the kind and the f64[low, span, most] of uniform numbers; most: the last below high."""
     real: Any = np.float64 if dtype == np.float64 else np.float32
-    with np.errstate(all="ignore"):
-        a, b = real(low), real(high)
-        span = b - a
-        fits = a < b and np.isfinite(span) and bool(np.isfinite(_cast(b, dtype)))
-    if not fits:
+    a, b = real(low), real(high)
+    span = b - a
+    if not (a < b and np.isfinite(span) and np.isfinite(_cast(b, dtype))):
         raise ValueError(
             f"uniform needs low < high and a finite range in {dtype}, got {low}, {high}"
         )
@@ -471,18 +472,18 @@ def _normal_at(rank: int, mean: float, std: float) -> np.float32:
     c0, c1, c2, c3 = (int(c) for c in tables.NORMAL.rows[16 * e + (y >> 27 & 15)])
     z = c0 + ((c1 + ((c2 + ((c3 * t) >> 32)) * t >> 32)) * t >> 34)
     value = np.float32(z) * tables.NORMAL.scales[2 * (word >> 31) + (e == 31)]
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         return np.float32(np.float32(mean) + np.float32(value * np.float32(std)))
 
 
 @lru_cache(256)
+@np.errstate(all="ignore")
 def _ranks(dtype: Any, mean: float, std: float, low: float, high: float) -> tuple[int, int]:
     """Return the first and the last rank whose value lies in [low, high], also cast to `dtype`."""
 
     def value(rank: int) -> tuple[float, float]:
         x = _normal_at(rank, mean, std)
-        with np.errstate(all="ignore"):
-            return float(x), _cast(x, dtype)
+        return float(x), _cast(x, dtype)
 
     def first_rank(inside: Any) -> int:
         a, b = 0, 1 << 32

@@ -110,6 +110,12 @@ def test_importing_rng_loads_and_compiles_little():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
+def test_all_names_are_listed():
+    assert set(rng.__all__) | {"dropout", "renaissance", "quality"} <= set(dir(rng))
+    for name in rng.__all__:
+        assert getattr(rng, name) is not None
+
+
 def test_unknown_names_raise():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         rng.nothing  # noqa: B018

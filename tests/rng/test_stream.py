@@ -345,6 +345,33 @@ def test_a_half_that_overflows_is_inf_without_a_warning():
     assert np.isinf(HERE.lognormal(np.empty(99, np.float16), 20.0)).all()
 
 
+def test_what_numpy_does_about_rounding_changes_nothing():
+    def all_of_them():
+        g = rng.Generator(3)
+        return [
+            g.uniform(99, -1e-42, 1e-42),
+            g.uniform(99, 0.0, 1e-7, dtype="float16"),
+            g.uniform(99, 0.0, 1e-320, dtype="float64"),
+            g.normal(99, 0.0, 1e-40),
+            g.normal(99, 3e38, 3e38),
+            g.truncated_normal(99, 0.0, 1e-40, -1e-40, 1e-40),
+            g.lognormal(99, -90.0, 3.0, dtype="float16"),
+            g.categorical(99, [1e-320, 1.0, 1e300]),
+            g.bernoulli(99, 1e-320),
+            rng.init.orthogonal((5, 5), 1, "w", 1e-45),
+            rng.init.xavier_uniform((9, 9), 1, "w", dtype="float16"),
+            rng.renaissance.normal_pairs(1, 0, 999),
+            rng.renaissance.fill_uniform(g, 99, 0.0, 1e-44),
+            rng.dropout.apply(np.full(9, 1e-40, np.float32), np.full(2, 255, np.uint8), 1e-3),
+        ]
+
+    stream._uniform.cache_clear()
+    stream._ranks.cache_clear()
+    with np.errstate(all="raise"):
+        strict = all_of_them()
+    assert [x.tobytes() for x in strict] == [x.tobytes() for x in all_of_them()]
+
+
 def test_memory_that_is_not_aligned_or_swapped_gets_the_same_numbers():
     want = HERE.normal(np.empty(100, np.float32))
     for out in (np.empty(401, np.uint8)[1:].view(np.float32), np.empty(100, ">f4")):
