@@ -10,7 +10,7 @@ position).
 ...     transforms=[T.RandomHorizontalFlip(), T.Normalize(preset="cifar10")],
 ... )
 >>> [(x.shape, y.tolist()) for x, y in loader]
-[((4, 3, 4, 4), [7, 5, 6, 4]), ((4, 3, 4, 4), [1, 3, 0, 2])]
+[((4, 3, 4, 4), [6, 1, 3, 7]), ((4, 3, 4, 4), [0, 5, 2, 4])]
 """
 
 import rng as _rng

@@ -22,7 +22,7 @@ import pipeline
 from pipeline import state as states
 from pipeline.audit import Digest
 from pipeline.config import parse_override
-from pipeline.errors import SamebatchError
+from pipeline.errors import ConfigError, SamebatchError
 
 _SAVE_S = 10.0  # a state is at most so old when the process is killed hard
 _LINE_S = 10.0  # how often a plain line tells the speed
@@ -38,13 +38,16 @@ def main(argv: list[str] | None = None) -> int:
     except SamebatchError as e:
         print(f"{type(e).__name__}: {e}", file=sys.stderr)
         return 1
+    except OSError as e:
+        if isinstance(e, BrokenPipeError):
+            # Somebody closed the pipe we print into, e.g. `| head`.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
+        print(f"{type(e).__name__}: {e}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # Somebody closed the pipe we print into, e.g. `| head`.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
 
 
 def _parser(argv: list[str]) -> argparse.ArgumentParser:
@@ -108,6 +111,12 @@ def _run(options: argparse.Namespace) -> int:
     config = pipeline.load_config(options.config, overrides)
     epochs = options.epochs or config.run.epochs
     path = options.state or config.run.state
+    if path and not os.access(Path(path).parent, os.W_OK):
+        raise ConfigError(
+            f"the state cannot be saved to {os.fspath(path)!r}: its folder does not exist or "
+            "cannot be written",
+            do="make the folder, or choose another with --state",
+        )
     with pipeline.from_config(config) as loader:
         if path and Path(path).exists():
             loader.load_state_dict(states.load(path))

@@ -29,7 +29,7 @@ from pipeline.workers.protocol import EXIT_CRASH, Report
 HELD = 2  # batches the user may hold before further ones are copied: the last and the current
 _PATIENCE_S = 0.02
 _LOOK_S = 0.25  # how often workers are looked at while batches keep coming
-_MAX_KILLS = 3  # a chunk that kills so many workers is given up
+_MAX_KILLS = 5  # a chunk that kills so many workers is given up
 _CHUNK_NBYTES = 4 << 20  # most bytes of a bulk chunk; measured: half a batch of 6 MB beats less
 _AHEAD_NBYTES = 16 << 20  # bulk batches made ahead: what stays in the cache until it is consumed
 _CHUNK_NS = 200_000  # of work a chunk of single samples should have
@@ -116,8 +116,8 @@ class Engine(Protocol):
     def cancel(self) -> None:
         """Abandon the pass."""
 
-    def close(self) -> None:
-        """Give everything back."""
+    def close(self, *, hurry: bool = False) -> None:
+        """Give everything back; in a hurry, kill what does not stop at once."""
 
     def pids(self) -> list[int]:
         """Return the worker processes."""
@@ -195,8 +195,9 @@ class Inline:
         """Abandon the pass."""
         self._pass = None
 
-    def close(self) -> None:
+    def close(self, *, hurry: bool = False) -> None:
         """Abandon the pass; there is nothing else to give back."""
+        del hurry
         self._pass = None
 
     def pids(self) -> list[int]:
@@ -511,10 +512,10 @@ class Pooled:
         positions, ids = self.station.samples_of(cell)
         return f"worker {worker} works on positions {_ranges(positions)} (samples {ids[:8]})"
 
-    def close(self) -> None:
+    def close(self, *, hurry: bool = False) -> None:
         """Stop the workers and give the memory back; batches held by the user stay valid."""
         self.cancel()
-        self.pool.close()
+        self.pool.close(0.5 if hurry else 5.0)
         self.station.close()
 
     def forget(self) -> None:

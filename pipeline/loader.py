@@ -16,6 +16,7 @@ import json
 import logging
 import operator
 import os
+import threading
 import time
 import warnings
 import weakref
@@ -74,7 +75,8 @@ class DataLoader:
         sampler: gives the order instead: an iterable of indices, read again each epoch.
         num_workers: 0 makes batches in this process.
         drop_last: leave out the samples that fill no whole batch (of all ranks).
-        timeout: seconds to wait for a batch before an error; 0 is for ever.
+        timeout: seconds to wait for a batch before an error; 0 is for ever. The first sample is made
+            in this process, to learn its fields, and is not covered.
         multiprocessing_context: "forkserver" (default), "spawn", or "fork", which is the same as
             "forkserver" here: workers are forked from a clean process of ours, never from yours.
             "thread" is worker_method="thread".
@@ -221,6 +223,8 @@ class DataLoader:
         self._resumed_ahead: tuple[tuple[int, int], ...] = ()
         self._overridden: tuple[str, ...] = ()
         self._listed: str | None = None  # digest of what the sampler gave in this epoch
+        self._following: int | None = None  # set_epoch during a pass: the epoch after it
+        self._lock = threading.RLock()  # several threads may share an iterator
         self._serial = 0  # which iterator owns the pass
         self._continues = False  # that iterator goes on where the loader was put
         self._orders: dict[int, Order] = {}
@@ -308,23 +312,26 @@ class DataLoader:
         return _Iterator(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the one that the next pass delivers.
+        """Make `epoch` the one that the next pass delivers; one that runs goes on to its end.
 
         Calling it with the epoch of a state just loaded keeps the state's offset.
         """
         epoch = _whole("epoch", epoch, 0, (1 << 31) - 1)
-        if self._fresh and self._pass is None and epoch == self._epoch:
+        if self._pass is not None:
+            self._following = epoch
             return
-        self._abandon()
+        if self._fresh and epoch == self._epoch:
+            return
         self._epoch, self._offset, self._fresh = epoch, 0, True
         self._resumed_ahead = ()
 
     def _begin(self) -> None:
         """Start the pass that is due."""
         self._abandon()
-        if not self._fresh:
-            self._epoch, self._offset, self._resumed_ahead = self._epoch + 1, 0, ()
-        self._fresh = False
+        if not self._fresh or self._following is not None:
+            following = self._epoch + 1 if self._following is None else self._following
+            self._epoch, self._offset, self._resumed_ahead = following, 0, ()
+        self._fresh, self._following = False, None
         order = self._order_of(self._epoch)
         self._check_listed(order)
         length = len(order.listed) if isinstance(order, Listed) else self._length
@@ -488,7 +495,8 @@ class DataLoader:
         return self._recipe.build(arrays)
 
     def _finish(self, one: Pass) -> None:
-        self._epoch, self._offset, self._fresh = one.epoch + 1, 0, True
+        following = one.epoch + 1 if self._following is None else self._following
+        self._epoch, self._offset, self._fresh, self._following = following, 0, True, None
         self._pass, self._coverage, self._resumed_ahead = None, None, ()
         if not self.persistent_workers:
             self._close_engine()
@@ -600,6 +608,7 @@ class DataLoader:
             ahead=ahead,
             rank=self.rank if many else None,
             world_size=self.world_size if many else None,
+            batch_size=self.batch_size if many else None,
             overridden=self._overridden,
             listed=self._listed if self.sampler is not None and (offset or ahead) else None,
         )
@@ -651,6 +660,7 @@ class DataLoader:
             self._orders = {}
         self._epoch, self._offset, self._fresh = loaded.epoch, loaded.offset, True
         self._resumed_ahead, self._listed = loaded.ahead, loaded.listed
+        self._following = None
         self._overridden = tuple(dict.fromkeys((*loaded.overridden, *overridden)))
         self._continues = running
 
@@ -660,10 +670,10 @@ class DataLoader:
         self._abandon()
         self._close_engine()
 
-    def _close_engine(self) -> None:
+    def _close_engine(self, *, hurry: bool = False) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:
-            engine.close()
+            engine.close(hurry=hurry)
 
     def _leave_to_parent(self) -> None:
         """In a forked child: the workers are the parent's; ours start when they are needed."""
@@ -714,7 +724,10 @@ class _Iterator:
         return len(self._loader)
 
     def __next__(self) -> Any:
-        loader = self._loader
+        with self._loader._lock:
+            return self._advance(self._loader)
+
+    def _advance(self, loader: DataLoader) -> Any:
         if self._over:
             raise StopIteration
         begins = self._serial == 0
@@ -741,7 +754,7 @@ class _Iterator:
             loader._fresh = True
             self._over = True
             if not isinstance(e, SampleError):
-                loader._close_engine()  # Ctrl-C may have come at any moment: start afresh
+                loader._close_engine(hurry=True)  # Ctrl-C comes at any moment: start afresh
             raise
 
 
@@ -872,4 +885,4 @@ os.register_at_fork(after_in_child=_after_fork)
 @atexit.register
 def _close_all() -> None:
     for loader in list(_live):
-        loader._close_engine()
+        loader._close_engine(hurry=True)

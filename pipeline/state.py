@@ -46,6 +46,7 @@ class State:
     ahead: tuple[tuple[int, int], ...] = ()  # fast mode: delivered beyond `offset`
     rank: int | None = None  # fast mode with several ranks only
     world_size: int | None = None
+    batch_size: int | None = None  # fast mode with several ranks only
     overridden: tuple[str, ...] = ()  # differences the user allowed
     listed: str | None = None  # digest of the order that a sampler gave, in the middle of an epoch
 
@@ -78,7 +79,7 @@ class State:
             )
         known = {one.name for one in fields(cls)}
         extra = sorted(set(facts) - known - {"format"})
-        optional = {"versions", "ahead", "rank", "world_size", "overridden", "listed"}
+        optional = {"versions", "ahead", "rank", "world_size", "batch_size", "overridden", "listed"}
         missing = sorted(known - set(facts) - optional)
         if extra or missing:
             raise StateError(
@@ -134,11 +135,13 @@ class State:
                 f"allow names no field that is compared: {sorted(unknown)}",
                 do=f"choose from {', '.join(names)}",
             )
-        if self.ahead and (self.rank, self.world_size) != (now.rank, now.world_size):
+        share = (self.rank, self.world_size, self.batch_size)
+        if self.ahead and share != (now.rank, now.world_size, now.batch_size):
             raise StateError(
-                f"a fast-mode state of rank {self.rank} of {self.world_size} cannot be loaded by "
-                f"rank {now.rank} of {now.world_size}",
-                do="save in reproducible mode to change the world size",
+                f"a fast-mode state of rank {self.rank} of {self.world_size} with batches of "
+                f"{self.batch_size} cannot be loaded by rank {now.rank} of {now.world_size} with "
+                f"batches of {now.batch_size}",
+                do="save in reproducible mode to change the world size or its batch size",
             )
         different = [n for n in names if getattr(self, n) != getattr(now, n)]
         refused = [n for n in different if n not in allowed]

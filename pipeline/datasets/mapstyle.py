@@ -56,18 +56,21 @@ def _name(dataset: Any) -> str:
 def stands_for(dataset: Any, *names: str) -> bool:
     """Return whether methods of the dataset may be used instead of its `__getitem__`.
 
-    They may if none of the classes that override `__getitem__` comes after them: a subclass that
-    changes what an item is, or a wrapper that passes other attributes on, has changed it here too.
+    They may if they are ours and none of the classes that override `__getitem__` comes after them:
+    a subclass that changes what an item is has changed it here too. Names alone say nothing:
+    wrappers pass attributes on, and other classes use the same names.
     """
     for name in names:
         for kind in type(dataset).__mro__:
             if name in vars(kind):
+                if not kind.__module__.startswith("pipeline.datasets."):
+                    return False
                 break
             if "__getitem__" in vars(kind):
                 return False
         else:
             return False
-    return all(callable(getattr(dataset, name, None)) for name in names)
+    return True
 
 
 def _own(dataset: Any, name: str, *arguments: Any) -> Any:

@@ -18,6 +18,9 @@ from pipeline.errors import ConfigError
 from pipeline.workers.protocol import Report
 
 _MAX_NBYTES = 8 << 20
+# Inboxes that are open. A loader may end in a collected cycle; its socket and context must not be
+# part of that cycle, or they are finalised before it, in the wrong order, and wait for ever.
+_open: "set[Inbox]" = set()
 
 
 class Inbox:
@@ -39,6 +42,7 @@ class Inbox:
                 f"cannot open the control channel of the workers: {e}",
                 do="close files or raise the limit of open files (ulimit -n); or use num_workers=0",
             ) from e
+        _open.add(self)
 
     def receive(self, timeout_s: float = 0.0) -> Report | None:
         """Return the next report, or None if none comes within `timeout_s`."""
@@ -51,10 +55,9 @@ class Inbox:
 
     def close(self) -> None:
         """Close the socket and its context."""
-        # Not destroy(): in a collected cycle the context's weak references to its sockets are
-        # gone before we are, and it would wait for the socket for ever.
         self._socket.close(linger=0)
         self._context.term()
+        _open.discard(self)
 
 
 class Outbox:

@@ -6,11 +6,14 @@ the pickle: they lie beside it and are mapped copy-on-write, so all workers shar
 one of them writes. Memory-mapped arrays travel as (file, offset), never as their content.
 """
 
+import contextlib
 import io
 import mmap
 import os
 import pickle
 import struct
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
@@ -78,7 +81,8 @@ def pack(obj: Any) -> Arena:
 
     sink = io.BytesIO()
     try:
-        _Pickler(sink, protocol=5, buffer_callback=outside).dump(obj)
+        with _main_by_value():
+            _Pickler(sink, protocol=5, buffer_callback=outside).dump(obj)
     except Exception as e:
         raise ConfigError(
             f"{_culprit(obj)} cannot be sent to worker processes: {type(e).__name__}: {e}",
@@ -98,6 +102,20 @@ def pack(obj: Any) -> Arena:
     for (offset, _), raw in zip(entries, buffers, strict=True):
         _write(arena.fd, offset, raw)
     return arena
+
+
+@contextlib.contextmanager
+def _main_by_value() -> Iterator[None]:
+    """Send what a script defines by value also where multiprocessing calls it `__mp_main__`."""
+    main = sys.modules.get("__mp_main__")
+    if main is None:
+        yield
+        return
+    cloudpickle.register_pickle_by_value(main)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(main)
 
 
 def unpack(arena: Arena) -> Any:

@@ -345,13 +345,13 @@ class ProcessPool:
         """Drop reports of passes that are over."""
         self._reports.clear()
 
-    def close(self) -> None:
-        """Stop every worker, waiting for the sample it works on, 5 s at most."""
+    def close(self, patience_s: float = _LEAVE_S) -> None:
+        """Stop every worker, waiting for the sample it works on, `patience_s` at most."""
         if self._closed or self.owner != os.getpid():
             return
         self._closed = True
         self._station.stop()
-        deadline = time.monotonic() + _LEAVE_S
+        deadline = time.monotonic() + patience_s
         while self._wanted and self._launcher.alive() and time.monotonic() < deadline:
             self._listen(0.05)
         for worker, fd in list(self._pidfds.items()):
@@ -451,14 +451,14 @@ class ThreadPool:
         with self._arrived:
             self._reports.clear()
 
-    def close(self) -> None:
-        """Stop every thread, waiting for the sample it works on, 5 s at most.
+    def close(self, patience_s: float = _LEAVE_S) -> None:
+        """Stop every thread, waiting for the sample it works on, `patience_s` at most.
 
         A thread cannot be killed: one that hangs is left behind, with its memory.
         """
         self._open = False
         self._station.stop()
-        deadline = time.monotonic() + _LEAVE_S
+        deadline = time.monotonic() + patience_s
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))

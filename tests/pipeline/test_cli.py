@@ -78,9 +78,12 @@ def test_a_stopped_run_saves_where_it_is_and_goes_on(tmp_path: Path, number: int
         [*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     with open(audit) as lines:
-        assert json.loads(lines.readline())["step"] == 0
+        steps: list[int] = []
+        while len(steps) < 3:  # the run opens and closes the file for each batch
+            line = lines.readline()
+            steps += [json.loads(line)["step"]] if line else []
         process.send_signal(number)
-        lines.read()  # to its end: the run closes and opens the file for each batch
+        lines.read()
     out, err = process.communicate(timeout=60)
     assert process.returncode in (130, -signal.SIGPIPE, 141, 1), (out, err)
     saved = json.loads(state.read_text())["state"]
@@ -116,3 +119,11 @@ def test_quality_runs_the_battery_on_the_sources_named(
     with pytest.raises(SystemExit) as ended:
         cli.main(["quality", "--words", "1"])
     assert ended.value.code == 2
+
+
+def test_a_state_that_cannot_be_saved_is_refused_before_anything_runs() -> None:
+    done = run("run", CONFIG, "--state", "/nonexistent/state.json")
+    assert done.returncode == 1
+    assert "/nonexistent/state.json" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "epoch" not in done.stdout
