@@ -1,10 +1,11 @@
 """How fast are our fills, shuffles and masks beside numpy's and torch's, in one run?
 
-    python benchmarks/rng_speed.py [--log2 25] [--rounds 7] [--threads 2] [--big]
+    python benchmarks/rng_speed.py [--part fills|orders|small] [--log2 25] [--rounds 7] [--threads 2]
 
 Every contender of a row is timed once a round, in turn, so that a busy machine slows all of them
 alike; a figure is the median of the rounds in ns per value, a ratio the median of the rounds'
-ratios (peer / ours). Results with machine, versions and commit: benchmarks/results/rng_speed.json.
+ratios (peer / ours). Results with machine, versions and commit: benchmarks/results/rng_speed.json;
+a run of one part leaves the rows of the others there as they are.
 """
 
 import argparse
@@ -125,6 +126,38 @@ def access(n: int) -> dict[str, dict[str, Call]]:
     return {f"random access, n = {n}": {"ours": lambda: order[: 1 << 20]}}
 
 
+def small() -> dict[str, dict[str, Call]]:
+    """Rows of a thousand calls for four numbers each."""
+    g, p = rng.Generator(1), np.random.Generator(np.random.Philox(1))
+
+    def often(call: Call) -> Call:
+        def calls() -> None:
+            for _ in range(1000):
+                call()
+
+        return calls
+
+    rows = {
+        "a call for four uniform float32": {
+            "ours": often(lambda: g.uniform(4)),
+            "numpy Philox": often(lambda: p.random(4, dtype=np.float32)),
+        },
+        "a call for four normal float32": {
+            "ours": often(lambda: g.normal(4)),
+            "numpy Philox": often(lambda: p.standard_normal(4, dtype=np.float32)),
+        },
+        "a call for four integers": {
+            "ours": often(lambda: g.integers(4, 0, 10)),
+            "numpy Philox": often(lambda: p.integers(0, 10, 4)),
+        },
+    }
+    if torch is not None:
+        rows["a call for four uniform float32"]["torch"] = often(lambda: torch.rand(4))
+        rows["a call for four normal float32"]["torch"] = often(lambda: torch.randn(4))
+        rows["a call for four integers"]["torch"] = often(lambda: torch.randint(0, 10, (4,)))
+    return rows
+
+
 def measure(rows: dict[str, dict[str, Call]], n: int, rounds: int) -> list[dict[str, Any]]:
     results = []
     for name, calls in rows.items():
@@ -176,18 +209,27 @@ def main() -> None:
     parser.add_argument("--log2", type=int, default=25)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--big", action="store_true", help="also a permutation of 10**8")
+    parser.add_argument("--part", choices=["fills", "orders", "small"], action="append")
     options = parser.parse_args()
     n = 1 << options.log2
-    before = machine()
-    results = measure(fills(n, options.threads), n, options.rounds)
-    results += measure(orders(1_281_167), 1_281_167, options.rounds)
-    if options.big:
+    here = machine()
+    parts = options.part or ["fills", "orders", "small"]
+    results = []
+    if "fills" in parts:
+        results += measure(fills(n, options.threads), n, options.rounds)
+    if "orders" in parts:
+        results += measure(orders(1_281_167), 1_281_167, 3 * options.rounds)
         results += measure(orders(10**8), 10**8, 3)
-    results += measure(access(10**9), 1 << 20, options.rounds)
+        results += measure(access(10**9), 1 << 20, options.rounds)
+    if "small" in parts:
+        results += measure(small(), 1000, 3 * options.rounds)
     target = ROOT / "benchmarks" / "results" / "rng_speed.json"
     target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps({"machine": before, "results": results}, indent=1) + "\n")
+    measured = {result["row"] for result in results}
+    if target.exists():
+        kept = json.loads(target.read_text())["results"]
+        results = [old for old in kept if old["row"] not in measured] + results
+    target.write_text(json.dumps({"machine": here, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
