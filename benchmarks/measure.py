@@ -94,10 +94,9 @@ def main(contenders: dict[str, Callable[[], dict[str, float]]], base: str, name:
 
 def machine() -> dict[str, Any]:
     """Return what was measured where."""
-    model = next(
-        (line.split(":")[1].strip() for line in open("/proc/cpuinfo") if "model name" in line),
-        platform.processor(),
-    )
+    facts = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.split(":")[1].strip() for line in facts if "model name" in line]
+    model = models[0] if models else platform.processor()
     versions = {}
     for package in ("numpy", "numba", "torch", "samebatch"):
         try:

@@ -116,7 +116,7 @@ def test_allow_must_name_a_field_that_is_compared():
 def test_a_fast_state_of_one_rank_is_not_for_another():
     mine = State(**{**vars(STATE), "rank": 0, "world_size": 2})
     other = State(**{**vars(STATE), "rank": 1, "world_size": 2})
-    with pytest.raises(StateError, match="rank 0 of 2 .* cannot be loaded by rank 1 of 2"):
+    with pytest.raises(StateError, match=r"rank 0 of 2 .* cannot be loaded by rank 1 of 2"):
         mine.check(other)
 
 

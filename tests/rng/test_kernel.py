@@ -55,7 +55,7 @@ def test_a_change_in_another_file_makes_the_cache_stale(copy: Path) -> None:
 @pytest.mark.parametrize("keep", [0, 0.5])
 def test_damaged_cache_files_count_as_missing(copy: Path, keep: float) -> None:
     run(copy)
-    files = [p for p in (copy / "rng").rglob("*.nb[ic]")]
+    files = list((copy / "rng").rglob("*.nb[ic]"))
     assert files
     for path in files:
         data = path.read_bytes()
