@@ -499,10 +499,10 @@ class Pooled:
                 raise sample_error(self._recipe, failure, one, "", text)
             body = report.body
             failure = SampleFailure(body["sample_id"], body["position"], body["stage"])
-            who = (
-                f"worker={report.worker} (pid {report.pid})\n"
-                f"  worker's traceback:\n{_indented(body['traceback'])}"
-            )
+            name = f"worker={report.worker} (pid {report.pid})"
+            if report.worker == self._own.worker:
+                name = "worker=none (made in the loader's own process, which was helping)"
+            who = f"{name}\n  worker's traceback:\n{_indented(body['traceback'])}"
             raise sample_error(self._recipe, failure, one, who, body["message"], body["type"])
 
     def _describe(self, worker: int) -> str:

@@ -260,7 +260,9 @@ class DataLoader:
         if self.split not in ("train", "val"):
             key = address.named(key, f"split/{self.split}")
         self._key = key
-        return Recipe(self.dataset, self.transforms, key, self.lanes)
+        recipe = Recipe(self.dataset, self.transforms, key, self.lanes)
+        recipe.shuffled = self.shuffle or self.sampler is not None
+        return recipe
 
     # ------------------------------------------------------------ facts
     @property
@@ -346,6 +348,7 @@ class DataLoader:
         if self._recipe.fields is None:
             self._probe(one)
         if self._engine is None:
+            self._recipe.advise()
             self._engine = self._make_engine()
         self._engine.begin(one)
 

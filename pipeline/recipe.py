@@ -9,12 +9,14 @@ slot. Both give the same bytes.
 
 import contextlib
 import copy
+import mmap
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pipeline import datasets
+from pipeline.datasets.common import map_of
 from pipeline.errors import ConfigError, SampleError
 from pipeline.reseed import Reseeder, Saved
 from pipeline.transfer.layout import Field
@@ -72,6 +74,7 @@ class Recipe:
             _arrays_of(dataset) if datasets.stands_for(dataset, "arrays") else None
         )
         self._stages = self._split()
+        self.shuffled = False  # whether samples are read in no order; set by the loader
         self._names = [f"transform {_name_of(stage)}" for stage in self._stages]
         self._structure: Structure | None = None
         self._reseeder: Reseeder | None = None
@@ -128,6 +131,16 @@ class Recipe:
             assert self._fields is not None
             scratch = [np.empty((1, *one.shape), one.dtype) for one in self._fields]
             self.fill(scratch, 0, np.zeros(1, np.int64), np.zeros(1, np.uint64), 0)
+
+    def advise(self) -> None:
+        """Tell the system that mapped arrays are read here and there, where order is shuffled.
+
+        Otherwise each access reads megabytes ahead, which are never used.
+        """
+        for array in self._arrays or () if self.shuffled else ():
+            mapped = map_of(array)
+            if mapped is not None:
+                mapped.madvise(mmap.MADV_RANDOM)
 
     def build(self, arrays: list[Any]) -> Any:
         """Return a batch: arrays in the containers of a sample."""

@@ -3,9 +3,7 @@
 Invariant: `len(dataset) == array.shape[0]` of every array, every array is C-contiguous.
 """
 
-import mmap
 import operator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -120,19 +118,9 @@ class _MappedFile:
 
     @classmethod
     def of(cls, array: Array) -> "_MappedFile | None":
-        """Return the place of `array`, also of a contiguous part of a map; None if it has none.
-
-        A map with mode "c" may differ from its file, and an empty array has no map.
-        """
-        if not isinstance(array, np.memmap) or array.mode == "c" or not array.size:
-            return None
-        path, base = array.filename, getattr(array, "_mmap", None)
-        if path is None or not isinstance(base, mmap.mmap):
-            return None
-        # numpy keeps the offset of the whole map in its parts: the addresses tell the truth.
-        mapped_from = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
-        inside = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
-        return cls(str(Path(path).absolute()), array.dtype.str, array.shape, mapped_from + inside)
+        """Return the place of `array`, also of a contiguous part of a map; None if it has none."""
+        place = common.file_place(array)
+        return None if place is None else cls(place[0], array.dtype.str, array.shape, place[1])
 
     def open(self) -> Array:
         """Return the bytes as a read-only memmap.

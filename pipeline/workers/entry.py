@@ -38,6 +38,7 @@ def work(request: dict[str, Any], fds: list[int]) -> int:
         carried.populate(write=False)
         arena.populate(write=True)
         recipe = payload.unpack(carried)
+        recipe.advise()
         preprocess = PreprocessWorker(attached, recipe, outbox.send, generators="ours")
         outbox.send(Report("hello", worker, os.getpid(), {"python": sys.version.split()[0]}))
         parent = parent_pid()

@@ -1,5 +1,6 @@
 """What a dataset's `__getitem__` returns is what is delivered, whatever else the dataset has."""
 
+import os
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,36 @@ def test_a_defaultdict_stays_one() -> None:
 def test_a_masked_array_is_refused() -> None:
     with pytest.raises(pipeline.SampleError, match="mask would be lost"):
         first(Odd(lambda i: np.ma.masked_array([i], mask=[True])))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_mapped_file_beyond_memory_is_read_where_it_is_needed(
+    tmp_path: Path, workers: int
+) -> None:
+    path = tmp_path / "sparse.bin"
+    count = (4 << 30) // 48
+    with open(path, "wb") as f:
+        f.truncate(count * 48)
+    images = np.memmap(path, np.uint8, "r", shape=(count, 4, 4, 3))
+    data = datasets.ArrayDataset(images, np.arange(count))
+    loader = pipeline.DataLoader(
+        data, 64, shuffle=True, order="random_access", seed=1, num_workers=workers
+    )
+    with loader:
+        _, labels = next(iter(loader))
+        assert len(set(labels.tolist())) == 64
+        assert loader.state_dict()["length"] == count
+    blocks = os.stat(path).st_blocks  # nothing was written, and a digest read pieces only
+    assert blocks * 512 < 1 << 20
+
+
+def test_pieces_read_from_a_file_are_those_of_the_array(tmp_path: Path) -> None:
+    path = tmp_path / "data.bin"
+    values = np.arange(9 << 20, dtype=np.uint64)
+    values.tofile(path)
+    mapped = np.memmap(path, np.uint64, "r")
+    assert (
+        datasets.ArrayDataset(mapped).fingerprint() == datasets.ArrayDataset(values).fingerprint()
+    )
+    part = datasets.ArrayDataset(mapped[1000:]).fingerprint()
+    assert part == datasets.ArrayDataset(values[1000:]).fingerprint()

@@ -1,10 +1,15 @@
 """Loaders that end in unusual ways."""
 
 import gc
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import pipeline
 
@@ -54,3 +59,66 @@ def test_a_removed_folder_and_warnings_as_errors_do_not_matter() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "780"
     assert "Warning" not in done.stderr, done.stderr
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+STUCK = """
+import sys, threading
+sys.path.insert(0, {root!r})
+import pipeline
+class Stuck:
+    def __len__(self): return 40
+    def __getitem__(self, i):
+        if i == 5:
+            print("stuck", flush=True)
+            threading.Event().wait()
+        return i
+loader = pipeline.DataLoader(Stuck(), 4, num_workers=1, seed=1)
+batches = iter(loader)
+next(batches)
+print(loader.worker_pids()[0], flush=True)
+next(batches)
+"""
+
+
+@pytest.mark.kill
+def test_a_worker_inside_a_long_sample_dies_with_parent_and_launcher() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK.format(root=str(ROOT))], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    said = {process.stdout.readline().strip(), process.stdout.readline().strip()}
+    said.discard("stuck")
+    worker = int(said.pop())
+    launcher = int(Path(f"/proc/{worker}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    for pid in (launcher, process.pid):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    deadline = time.monotonic() + 5
+    while not _gone(worker):
+        assert time.monotonic() < deadline, "the worker outlived its parent and its launcher"
+
+
+def test_an_interrupt_ends_the_workers_and_loses_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pipeline.DataLoader(Numbers(), 4, seed=1, num_workers=2) as loader:
+        batches = iter(loader)
+        first = next(batches).tolist()
+        pids = loader.worker_pids()
+
+        def interrupt() -> Any:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(loader._engine, "take", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        assert loader.worker_pids() == []
+        assert all(_gone(pid) for pid in pids)
+        rest = [i for batch in loader for i in batch.tolist()]
+        assert first + rest == list(range(40))
