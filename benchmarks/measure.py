@@ -23,10 +23,11 @@ def rate(
     sink = 0.0
     began = time.perf_counter()
     first_s = None
-    for x, _ in epochs():
+    for x, _y in epochs():
         sink += float(x.sum())
         if first_s is None:
             first_s = time.perf_counter() - began
+    x = _y = None  # a batch kept here would occupy a buffer for the whole run
     rates: list[float] = []
     total = 0.0
     while total < seconds or len(rates) < least_epochs:

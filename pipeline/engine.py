@@ -26,7 +26,9 @@ from pipeline.workers.pool import Death, ProcessPool, ThreadPool
 from pipeline.workers.process import PreprocessWorker, describe_error
 from pipeline.workers.protocol import EXIT_CRASH, Report
 
-HELD = 2  # batches the user may hold before further ones are copied: the last and the current
+# Batches the user may hold before further ones are copied: the last, the current, and two he keeps
+# (a batch to look at again, the last of the epoch before).
+HELD = 4
 _PATIENCE_S = 0.02
 _LOOK_S = 0.25  # how often workers are looked at while batches keep coming
 _MAX_KILLS = 5  # a chunk that kills so many workers is given up

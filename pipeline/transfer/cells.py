@@ -61,6 +61,7 @@ _FREE, _DONE, _FAILED, _RESERVED, _CLAIMED = (
     at.RESERVED,
     at.CLAIMED,
 )
+_W_RESTING = at.W_RESTING
 _LINE = at.LINE
 _L_CELL = at.L_CELL
 _ANY = at.ANY
@@ -121,11 +122,31 @@ def _sleep(control: Any, bell: Any, patience_ns: Any) -> None:
 
 
 @kernel
+def _rested(control: Any, patience_ns: Any) -> Any:
+    """Sleep if fewer workers do than should rest; return whether this one did.
+
+    The others, and the consumer that helps, have all processors: one more would only take turns
+    with them. Whoever is woken when enough others sleep works on.
+    """
+    resting = int64(control[_W_RESTING])
+    if resting == 0:
+        return False
+    bell = load(control, _W_BELL)
+    rest = int64(add(control, _W_ASLEEP, uint64(1))) < resting
+    if rest:
+        _sleep(control, bell, patience_ns)
+    add(control, _W_ASLEEP, uint64(-1))
+    return rest
+
+
+@kernel
 def claim(control: Any, worker: Any, patience_ns: Any, spins: Any) -> Any:
     """Return a cell that now belongs to `worker`; or NOTHING after `patience_ns`; or STOPPED."""
     base = int64(control[_W_IN])
     if load(control, _W_STOP) != 0:
         return int64(STOPPED)
+    if patience_ns > 0 and _rested(control, patience_ns):
+        return int64(NOTHING)
     q = _take(control, _W_CURSOR, _W_OPENED, base, worker, int64(-1))
     if q == NOTHING and patience_ns > 0:
         for _ in range(spins):

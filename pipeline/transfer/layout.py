@@ -41,7 +41,8 @@ W_WORKERS_ASLEEP = 7 * LINE  # how many sleep; workers
 W_CONSUMER_BELL = 8 * LINE  # futex word, counts events the consumer may sleep for; workers
 W_CONSUMER_WAITS = 9 * LINE  # ticket + 1 the consumer waits for, ANY, or 0; consumer
 W_FAILED = 10 * LINE  # cells that ended FAILED, ever; workers
-CONTROL_WORDS = 11 * LINE
+W_RESTING = 11 * LINE  # workers that rest even if there is work; consumer, once
+CONTROL_WORDS = 12 * LINE
 
 ANY = (1 << 63) - 1
 

@@ -176,6 +176,7 @@ class TransferStation:
         self.views = views(layout, self.arena.memory)
         format_control(layout, self.views.control)
         self.control = self.views.control
+        self.control[at.W_RESTING] = self._resting
         whole = np.frombuffer(self.arena.memory, np.uint8, layout.nbytes)
         memory = whole[layout.buffers_at :].reshape(layout.buffers, layout.buffer_nbytes)
         self.ring = Ring(layout.fields, layout.slots, memory, layout.held)
@@ -204,6 +205,8 @@ class TransferStation:
                 return False
         else:
             self._bury()
+            if self.in_flight >= self.layout.depth:
+                return False  # buffers that nobody holds stay untouched, and the cache warm
         row_free = self._row_free(self._opened)
         return row_free and (self.fast or self._has_buffer())
 
@@ -277,6 +280,8 @@ class TransferStation:
         """Fast mode: give buffers to opened tickets, in order."""
         self._bury()
         while self._placed < self._opened:
+            if len(self._buffer_of) - len(self._zombies) > self.layout.depth:
+                return
             buffer = self.ring.acquire()
             if buffer is None:
                 return
