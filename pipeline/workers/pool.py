@@ -83,7 +83,7 @@ class _Launcher:
                 self._process = subprocess.Popen(
                     [sys.executable, *_interpreter_flags(), "-P", "-c", code,
                      json.dumps(sys.path), str(theirs.fileno()), method],
-                    stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment,
+                    stdin=subprocess.DEVNULL, cwd=_current_folder() or "/", pass_fds=[theirs.fileno()], env=environment,
                 )  # fmt: skip
             except OSError as e:
                 ours.close()

