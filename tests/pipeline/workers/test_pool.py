@@ -138,9 +138,10 @@ def test_two_pools_share_a_launcher_and_survive_its_death():
         "for step, pair in enumerate(zip(*loaders, strict=True)):\n"
         "    for k in (0, 1): found[k] += rows(loaders[k], pair[k])\n"
         "    if step in (1, 5):\n"
-        "        a, b = (l._engine.pool._launcher._process.pid for l in loaders)\n"
-        "        assert a == b\n"
-        "        os.kill(a, signal.SIGKILL)\n"
+        "        launchers = {l._engine.pool._launcher for l in loaders}\n"
+        "        assert len(launchers) == 1 or step == 5  # one of them may not have looked yet\n"
+        "        for launcher in launchers:\n"
+        "            if launcher.alive(): os.kill(launcher._process.pid, signal.SIGKILL)\n"
         "for l in loaders: l.close()\n"
         "print(all(found[k] == walk(make(Images(40), seed=k + 1)) for k in (0, 1)))\n"
     )
