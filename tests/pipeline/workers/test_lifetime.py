@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import pipeline
+from tests.helpers import runs, wait_until
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
@@ -61,13 +61,6 @@ def test_a_removed_folder_and_resource_warnings_as_errors_do_not_matter() -> Non
     assert "Warning" not in done.stderr, done.stderr
 
 
-def _gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
 STUCK = """
 import sys, threading
 sys.path.insert(0, {root!r})
@@ -101,9 +94,7 @@ def test_a_worker_inside_a_long_sample_dies_with_parent_and_launcher() -> None:
         os.kill(pid, signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    deadline = time.monotonic() + 5
-    while not _gone(worker):
-        assert time.monotonic() < deadline, "the worker outlived its parent and its launcher"
+    assert wait_until(lambda: not runs(worker), 5.0), "it outlived its parent and its launcher"
 
 
 def test_an_interrupt_ends_the_workers_and_loses_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +110,6 @@ def test_an_interrupt_ends_the_workers_and_loses_no_batch(monkeypatch: pytest.Mo
         with pytest.raises(KeyboardInterrupt):
             next(batches)
         assert loader.worker_pids() == []
-        assert all(_gone(pid) for pid in pids)
+        assert not any(map(runs, pids))
         rest = [i for batch in loader for i in batch.tolist()]
         assert first + rest == list(range(40))
