@@ -290,25 +290,24 @@ class Pooled:
         self._deaths = 0  # since the last batch
         self._looked_at = time.monotonic()
 
+    def _sample_nbytes(self) -> int:
+        assert self._recipe.fields is not None
+        return max(1, sum(one.nbytes for one in self._recipe.fields))
+
     def _bulk_chunk(self) -> int:
-        fields = self._recipe.fields
-        assert fields is not None
-        per_sample = max(1, sum(one.nbytes for one in fields))
         most = max(1, -(-self._batch_size // self._workers))
-        return int(min(most, max(1, _CHUNK_NBYTES // per_sample)))
+        return int(min(most, max(1, _CHUNK_NBYTES // self._sample_nbytes())))
 
     def _default_depth(self) -> int:
         """Return how many batches to make ahead.
 
         The workers of a bulk recipe share each batch evenly, so two batches ahead are enough, and
-        fewer bytes in flight are faster (6 MB batches: 4 buffers 1.2 us a sample, 8 buffers 2.0). Single samples may be slow: there, a window
-        of many samples keeps the others busy.
+        fewer bytes in flight are faster (6 MB batches: 4 buffers 1.2 us a sample, 8 buffers 2.0).
+        Single samples may be slow: there, a window of many samples keeps the others busy.
         """
         if not self._recipe.bulk:
             return max(4, min(8, 2 * self._workers))
-        fields = self._recipe.fields
-        assert fields is not None
-        batch_nbytes = max(1, self._batch_size * sum(one.nbytes for one in fields))
+        batch_nbytes = self._batch_size * self._sample_nbytes()
         return int(max(2, min(8, _AHEAD_NBYTES // batch_nbytes)))
 
     def pids(self) -> list[int]:

@@ -219,7 +219,6 @@ class DataLoader:
         self._fresh = True  # the next pass starts at (epoch, offset); else at the next epoch
         self._pass: Pass | None = None
         self._coverage: Coverage | None = None
-        self._done_in_pass: Coverage | None = None
         self._resumed_ahead: tuple[tuple[int, int], ...] = ()
         self._overridden: tuple[str, ...] = ()
         self._listed: str | None = None  # digest of what the sampler gave in this epoch
@@ -288,6 +287,10 @@ class DataLoader:
                 length = len(self.sampler)  # type: ignore[arg-type]
         return Plan(length, self.batch_size, self.world_size, self.rank, self._tail)
 
+    def _length_of(self, order: Order) -> int:
+        """Return the positions of an epoch: a sampler may give more or fewer than the dataset has."""
+        return len(order.listed) if isinstance(order, Listed) else self._length
+
     def _phase(self, epoch: int) -> int:
         if not 0 <= epoch < 1 << 31:
             raise ConfigError(f"epoch must be in [0, 2**31), got {epoch}")
@@ -302,8 +305,9 @@ class DataLoader:
             return sampled(self.sampler, self._length)
         found = self._orders.get(epoch)
         if found is None:
-            seed = self._seed
-            found = make_order(self._order_kind, self._length, self._key, seed, self._phase(epoch))
+            found = make_order(
+                self._order_kind, self._length, self._key, self._seed, self._phase(epoch)
+            )
             self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) <= 1}
             self._orders[epoch] = found
         return found
@@ -336,8 +340,7 @@ class DataLoader:
         self._fresh, self._following = False, None
         order = self._order_of(self._epoch)
         self._check_listed(order)
-        length = len(order.listed) if isinstance(order, Listed) else self._length
-        plan = self._plan(length)
+        plan = self._plan(self._length_of(order))
         self._pass = one = self._make_pass(self._epoch, self._offset, plan, order)
         if self.mode == "fast" or self._resumed_ahead:
             self._cover(one)
@@ -545,8 +548,7 @@ class DataLoader:
             SampleError: a sample cannot be made.
         """
         order = self._order_of(epoch)
-        length = len(order.listed) if isinstance(order, Listed) else self._length
-        plan = self._plan(length)
+        plan = self._plan(self._length_of(order))
         one = self._make_pass(epoch, 0, plan, order)
         ids, positions, _ = one.work(operator.index(step))
         if self._recipe.fields is None:
@@ -569,7 +571,7 @@ class DataLoader:
             Exception: whatever the dataset or a transform raises.
         """
         order = self._order_of(epoch)
-        length = len(order.listed) if isinstance(order, Listed) else self._length
+        length = self._length_of(order)
         if not 0 <= position < length:
             raise IndexError(f"position {position} is not in [0, {length})")
         ids = order.ids(np.array([position], np.uint64))

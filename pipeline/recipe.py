@@ -74,6 +74,10 @@ class Recipe:
             _arrays_of(dataset) if datasets.stands_for(dataset, "arrays") else None
         )
         self._stages = self._split()
+        # Whether no code of the user runs: then the consumer may help the workers.
+        self.native = all(isinstance(t, Op) for t in self.transforms) and type(
+            dataset
+        ).__module__.startswith("pipeline.")
         self.shuffled = False  # whether samples are read in no order; set by the loader
         self._names = [f"transform {_name_of(stage)}" for stage in self._stages]
         self._structure: Structure | None = None
@@ -96,13 +100,6 @@ class Recipe:
             self._fields = self._bulk_fields()
 
     # ------------------------------------------------------------ what comes out
-    @property
-    def native(self) -> bool:
-        """Whether no code of the user runs: then the consumer may help the workers."""
-        return all(isinstance(t, Op) for t in self.transforms) and type(
-            self.dataset
-        ).__module__.startswith("pipeline.")
-
     @property
     def fields(self) -> tuple[Field, ...] | None:
         """The fields of a sample; None until `probe` has seen one."""

@@ -521,21 +521,3 @@ def recover(control: Any, worker: Any, freed: Any, fast: Any) -> Any:
     ring_workers(control)
     _ring_consumer(control)
     return count
-
-
-KERNELS = (
-    claim,
-    commit,
-    fail,
-    place,
-    land,
-    settle,
-    first_complete,
-    open_cells,
-    wait,
-    wait_any,
-    cancel,
-    stop,
-    recover,
-    ticket_state,
-)

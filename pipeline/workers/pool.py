@@ -91,7 +91,6 @@ class _Launcher:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
         self._socket = ours
-        self._up = False
 
     @classmethod
     def get(cls, method: str) -> "_Launcher":
