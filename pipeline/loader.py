@@ -305,9 +305,7 @@ class DataLoader:
             return sampled(self.sampler, self._length)
         found = self._orders.get(epoch)
         if found is None:
-            found = make_order(
-                self._order_kind, self._length, self._key, self._seed, self._phase(epoch)
-            )
+            found = make_order(self._order_kind, self._length, self._key, self._phase(epoch))
             self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) <= 1}
             self._orders[epoch] = found
         return found

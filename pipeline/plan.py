@@ -16,6 +16,7 @@ import numpy as np
 
 import rng
 from pipeline.errors import ConfigError
+from rng import address
 from rng.permute import permutation_from_key
 
 TAILS = ("short", "drop", "pad")
@@ -149,14 +150,13 @@ class RandomAccess:
 ORDERS = ("fisher_yates", "random_access")
 
 
-def make_order(kind: str, n: int, key: int, seed: int, phase: int) -> Order:
+def make_order(kind: str, n: int, key: int, phase: int) -> Order:
     """Return the order of a phase.
 
     Args:
         kind: "sequential", "fisher_yates" or "random_access".
         n: positions.
         key: 64-bit key of the run, split folded in.
-        seed: the same as a seed, for "random_access".
         phase: uint32.
     """
     if n > MAX_POSITIONS:
@@ -164,7 +164,7 @@ def make_order(kind: str, n: int, key: int, seed: int, phase: int) -> Order:
     if kind == "sequential" or n < 2:
         return Sequential()
     if kind == "random_access":
-        return RandomAccess(n, seed, phase)
+        return RandomAccess(n, address.unmix64(key), phase)
     return Listed(permutation_from_key(n, key, phase))
 
 

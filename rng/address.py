@@ -90,6 +90,19 @@ def mix64(seed: int) -> int:
     return z ^ (z >> 31)
 
 
+def unmix64(key: int) -> int:
+    """Return the seed whose key is `key`: the inverse of `mix64`.
+
+    >>> unmix64(mix64(7))
+    7
+    """
+    z = key & M64
+    for shift, factor in ((31, 0x319642B2D24D8EC3), (27, 0x96DE1B173F119089), (30, 1)):
+        z ^= z >> shift ^ z >> 2 * shift  # undoes z ^= z >> shift for shift >= 22
+        z = z * factor & M64
+    return (z - 0x9E3779B97F4A7C15) & M64
+
+
 def site(purpose: int, op: int = 0, lane: int = 0) -> int:
     """Return counter word c3 = purpose:8 | op:8 | lane:16.
 

@@ -2,7 +2,7 @@
 
 numba's own cache looks only at the file a function stands in: change a function that another one
 inlines, and the other is read back with the old code. Bytes are promised here, so the cache is keyed
-by all sources of both packages. It also takes an unreadable cache for an empty one (a file cut
+by the sources of the function's module and of all that it imports from both packages. It also takes an unreadable cache for an empty one (a file cut
 short by a full disk or a killed process) where numba would raise at every start.
 
 The cache lies beside the sources, or in the user's cache folder where that cannot be written; the
@@ -12,6 +12,7 @@ environment variable NUMBA_CACHE_DIR moves it.
 import functools
 import hashlib
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ from numba.core.caching import FunctionCache
 
 _log = logging.getLogger("samebatch")
 _PACKAGES = ("rng", "pipeline")
+# (module, names after "import"), also where a bracket spreads the names over lines.
+_IMPORT = re.compile(
+    r"^[ \t]*(?:from|import)[ \t]+((?:rng|pipeline)\b[\w.]*)(?:[ \t]+import[ \t]+(\([^)]*\)|[^\n#]*))?",
+    re.MULTILINE,
+)
 _FunctionCache: Any = FunctionCache  # numba's methods carry no types
 _event: Any = event
 
@@ -37,14 +43,46 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 
 @functools.cache
-def sources_digest() -> str:
-    """Return 16 hex digits of all sources of both packages."""
-    root = Path(__file__).parent.parent
+def sources_digest(module: str) -> str:
+    """Return 16 hex digits of the source of a module and of all it imports from both packages."""
     digest = hashlib.blake2b(digest_size=8)
-    for package in _PACKAGES:
-        for path in sorted((root / package).rglob("*.py")):
-            digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    for name in sorted(_reached(module)):
+        digest.update(f"{name}\0".encode() + _source(name) + b"\0")
     return digest.hexdigest()
+
+
+def _reached(module: str) -> set[str]:
+    """Return a module and the modules of both packages that it imports, directly or not."""
+    found: set[str] = set()
+    ahead = [module]
+    while ahead:
+        name = ahead.pop()
+        if name not in found and _source(name):
+            found.add(name)
+            ahead += _imports(name)
+    return found
+
+
+@functools.cache
+def _imports(module: str) -> list[str]:
+    """Return what a module's import lines may name, modules or not; parsing would cost 2 ms each."""
+    found = []
+    for base, names in _IMPORT.findall(_source(module).decode()):
+        found.append(base)
+        found += [
+            f"{base}.{name.split()[0]}" for name in names.strip("()").split(",") if name.strip()
+        ]
+    return found
+
+
+@functools.cache
+def _source(module: str) -> bytes:
+    """Return a module's source, or nothing where there is no such module."""
+    path = Path(__file__).parent.parent.joinpath(*module.split("."))
+    for file in (path.with_suffix(".py"), path / "__init__.py"):
+        if file.is_file():
+            return file.read_bytes()
+    return b""
 
 
 class _Cache(_FunctionCache):  # type: ignore[misc]
@@ -73,7 +111,7 @@ class _Cache(_FunctionCache):  # type: ignore[misc]
     def _stamp(self) -> None:
         file = self._cache_file
         if not isinstance(file._source_stamp, str):
-            file._source_stamp = sources_digest()
+            file._source_stamp = sources_digest(self._py_func.__module__)
 
 
 class _Announcer(_event.Listener):  # type: ignore[misc]

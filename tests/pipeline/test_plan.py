@@ -1,8 +1,12 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rng
+from pipeline import DataLoader, datasets
 from pipeline.errors import ConfigError
 from pipeline.plan import Coverage, Listed, Plan, Sequential, make_order, sampled
 
@@ -106,13 +110,13 @@ def test_positions_beyond_32_bits_are_exact():
 def test_every_order_is_a_permutation(kind, n):
     if kind == "random_access" and n < 1 << 16:
         pytest.skip("random access is for big sets")
-    order = make_order(kind, n, 5, 5, 0)
+    order = make_order(kind, n, 5, 0)
     assert sorted(order.ids(np.arange(n, dtype=np.uint64)).tolist()) == list(range(n))
 
 
 def test_random_access_is_a_permutation_of_a_big_set():
     n = 70_000
-    order = make_order("random_access", n, 5, 5, 0)
+    order = make_order("random_access", n, 5, 0)
     ids = order.ids(np.arange(n, dtype=np.uint64))
     assert ids.dtype == np.int64
     assert np.array_equal(np.sort(ids), np.arange(n))
@@ -121,7 +125,7 @@ def test_random_access_is_a_permutation_of_a_big_set():
 
 def test_another_phase_or_key_is_another_order():
     def ids(key, phase):
-        return make_order("fisher_yates", 50, key, key, phase).ids(np.arange(50, dtype=np.uint64))
+        return make_order("fisher_yates", 50, key, phase).ids(np.arange(50, dtype=np.uint64))
 
     assert np.array_equal(ids(1, 0), ids(1, 0))
     assert not np.array_equal(ids(1, 0), ids(1, 2))
@@ -130,7 +134,7 @@ def test_another_phase_or_key_is_another_order():
 
 def test_too_many_positions_are_refused():
     with pytest.raises(ConfigError, match=r"2\*\*40"):
-        make_order("sequential", (1 << 40) + 1, 0, 0, 0)
+        make_order("sequential", (1 << 40) + 1, 0, 0)
 
 
 def test_sequential_and_listed_orders_take_any_positions():
@@ -172,3 +176,18 @@ def test_coverage_of_nothing_and_of_what_was_there_already():
     coverage.add(np.array([4, 3]))
     assert coverage.ahead == [(3, 5)]
     assert Coverage(0, [(0, 2)]).missing(3).tolist() == [2]
+
+
+@pytest.mark.parametrize("order", ["fisher_yates", "random_access"])
+def test_each_split_has_an_order_of_its_own(order: str) -> None:
+    n = 1 << 17
+    data = datasets.ArrayDataset(np.arange(n))
+    orders = {
+        split: DataLoader(data, n, shuffle=True, seed=5, split=split, order=order).batch_at(0, 0)
+        for split in ("train", "val", "test", "other")
+    }
+    for a, b in itertools.combinations(orders, 2):
+        assert np.mean(orders[a] == orders[b]) < 1e-3, (a, b)
+    if order == "random_access":
+        wanted = rng.RandomAccessPermutation(n, 5, 0)[:]
+        np.testing.assert_array_equal(orders["train"], wanted)

@@ -1,5 +1,6 @@
 """The kernel cache: never stale, never in the way."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -7,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from rng import kernel
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """
@@ -45,9 +48,9 @@ def test_a_second_process_reads_what_the_first_compiled(copy: Path) -> None:
     assert (value, hit, missed, said) == (0.5, True, False, "")
 
 
-def test_a_change_in_another_file_makes_the_cache_stale(copy: Path) -> None:
+def test_a_change_in_an_imported_file_makes_the_cache_stale(copy: Path) -> None:
     run(copy)
-    with open(copy / "rng" / "address.py", "a") as f:
+    with open(copy / "rng" / "kernel.py", "a") as f:
         f.write("\n# changed\n")
     assert run(copy)[1:3] == (False, True)
 
@@ -71,3 +74,26 @@ def test_another_folder_is_used_where_the_sources_cannot_be_written(
     assert run(copy, NUMBA_CACHE_DIR=str(elsewhere))[2]
     assert list(elsewhere.rglob("*.nbi"))
     assert not list((copy / "rng").rglob("*.nbi"))
+
+
+def test_a_change_in_a_file_that_is_not_imported_leaves_the_cache(copy: Path) -> None:
+    run(copy)
+    with open(copy / "pipeline" / "loader.py", "a") as f:
+        f.write("\n# changed\n")
+    assert run(copy)[1:3] == (True, False)
+
+
+def test_every_module_a_kernel_can_reach_is_part_of_its_stamp() -> None:
+    """The import lines are read by a pattern; Python's own parser is the oracle."""
+    for path in sorted([*ROOT.glob("rng/**/*.py"), *ROOT.glob("pipeline/**/*.py")]):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        wanted = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                wanted |= {a.name for a in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path}: relative import"
+                wanted |= {node.module} | {f"{node.module}.{a.name}" for a in node.names}
+        ours = {n for n in wanted if n and n.split(".")[0] in ("rng", "pipeline")}
+        assert ours <= set(kernel._imports(name)), path
