@@ -74,6 +74,8 @@ class Recipe:
             _arrays_of(dataset) if datasets.stands_for(dataset, "arrays") else None
         )
         self._stages = self._split()
+        # A dataset of ours may make the samples of a whole chunk itself.
+        self._gathers = not self._stages and datasets.stands_for(dataset, "gather", "sources")
         # Whether no code of the user runs: then the consumer may help the workers.
         self.native = all(isinstance(t, Op) for t in self.transforms) and type(
             dataset
@@ -98,6 +100,10 @@ class Recipe:
         )
         if self.bulk:
             self._fields = self._bulk_fields()
+        elif self._gathers:
+            self.bulk = True
+            self._structure = Structure(dataset[0])
+            self._fields = self._structure.fields
 
     # ------------------------------------------------------------ what comes out
     @property
@@ -134,7 +140,8 @@ class Recipe:
 
         Otherwise each access reads megabytes ahead, which are never used.
         """
-        for array in self._arrays or () if self.shuffled else ():
+        arrays = self.dataset.sources() if self._gathers else self._arrays or ()
+        for array in arrays if self.shuffled else ():
             mapped = map_of(array)
             if mapped is not None:
                 mapped.madvise(mmap.MADV_RANDOM)
@@ -244,6 +251,9 @@ class Recipe:
         positions: np.ndarray,
         phase: int,
     ) -> None:
+        if self._gathers:
+            self.dataset.gather(ids, [buffer[lo:hi] for buffer in buffers])
+            return
         assert self._arrays is not None
         first = 0
         if self._tail is not None:
