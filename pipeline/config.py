@@ -92,7 +92,7 @@ class LoaderConfig:
     streams: Literal["sample"] = "sample"
     rank: AtLeast0 | None = None
     world_size: AtLeast1 | None = None
-    tail: Literal["short", "drop", "pad"] | None = None
+    tail: Literal["short", "even", "trim", "drop", "pad"] | None = None
     on_error: Literal["raise"] = "raise"
     output: Literal["numpy", "torch"] = "numpy"
     audit: str | os.PathLike[str] | None = None

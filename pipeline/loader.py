@@ -55,7 +55,7 @@ class BatchInfo:
         step: its place in the epoch's pass, counted from where the pass began.
         positions: uint64[n], global places in the epoch's order.
         sample_ids: int64[n].
-        valid: bool[n], False for padding (tail="pad").
+        valid: bool[n], False for padding (tail="pad" or "even").
     """
 
     epoch: int
@@ -94,7 +94,8 @@ class DataLoader:
         order: of a shuffled epoch: "fisher_yates" (exact), or "random_access" (no memory).
         streams: "sample".
         rank, world_size: which share of each global batch; default 0 of 1.
-        tail: what to do with the last samples: "short", "drop" or "pad" (see `pipeline.plan`).
+        tail: what to do with the last samples: "short", "even", "trim", "drop" or "pad"
+            (see `pipeline.plan`).
         on_error: "raise".
         output: "numpy" arrays, or "torch" tensors that share their memory.
         audit: a file that gets one line of JSON with a fingerprint for each batch.
@@ -238,8 +239,8 @@ class DataLoader:
         _choice("tail", tail, TAILS)
         if self.drop_last and tail != "drop":
             raise ConfigError(f"drop_last=True contradicts tail={tail!r}", do="give one of them")
-        if tail == "pad" and self.mode == "fast":
-            raise ConfigError("tail='pad' needs mode='reproducible'", do="use tail='short'")
+        if tail in ("pad", "even") and self.mode == "fast":
+            raise ConfigError(f"tail={tail!r} needs mode='reproducible'", do="use tail='short'")
         return tail
 
     def _check_length(self) -> None:
@@ -329,13 +330,39 @@ class DataLoader:
         self._epoch, self._offset, self._fresh = epoch, 0, True
         self._resumed_ahead = ()
 
-    def _begin(self) -> None:
-        """Start the pass that is due."""
+    def skip(self, batches: int) -> None:
+        """Leave out so many batches at the beginning of the next pass; no sample is read.
+
+        Args:
+            batches: whole batches of every rank; beyond the end of the pass it is empty.
+
+        Raises:
+            StateError: the pass goes on from a fast-mode state with samples delivered ahead.
+        """
+        batches = _whole("batches", batches, 0, (1 << 40) - 1)
+        self._settle()
+        if batches and self._resumed_ahead:
+            raise StateError(
+                "a pass that continues a fast-mode state has no fixed batches to skip",
+                where=f"epoch={self._epoch} offset={self._offset}",
+                do="load the state of the batch you want, or use mode='reproducible'",
+            )
+        wanted = self._offset + batches * self.batch_size * self.world_size
+        length = self._length if self.sampler is None else len(self.sampler)  # type: ignore[arg-type]
+        self._offset = min(length, wanted)
+
+    def _settle(self) -> None:
+        """Give up the running pass; (epoch, offset) is then where the next one begins."""
         self._abandon()
         if not self._fresh or self._following is not None:
             following = self._epoch + 1 if self._following is None else self._following
             self._epoch, self._offset, self._resumed_ahead = following, 0, ()
-        self._fresh, self._following = False, None
+        self._fresh, self._following = True, None
+
+    def _begin(self) -> None:
+        """Start the pass that is due."""
+        self._settle()
+        self._fresh = False
         order = self._order_of(self._epoch)
         self._check_listed(order)
         plan = self._plan(self._length_of(order))
@@ -616,6 +643,25 @@ class DataLoader:
             listed=self._listed if self.sampler is not None and (offset or ahead) else None,
         )
 
+    def get_state(self) -> bytes:
+        """Return `state_dict()` as JSON text in UTF-8 (Grain's name for it)."""
+        return json.dumps(self.state_dict(), sort_keys=True).encode()
+
+    def set_state(self, state: bytes | str) -> None:
+        """Continue where `get_state` was called.
+
+        Raises:
+            StateError: it is damaged, or does not fit (see `load_state_dict`).
+        """
+        try:
+            facts = json.loads(state)
+        except (TypeError, ValueError) as e:
+            raise StateError(
+                f"this is not a state of samebatch: {e}",
+                do="give set_state what get_state returned",
+            ) from e
+        self.load_state_dict(facts)
+
     def _fingerprint(self) -> str:
         if self._dataset_print is None:
             self._dataset_print = datasets.fingerprint(self.dataset)
@@ -729,6 +775,14 @@ class _Iterator:
     def __next__(self) -> Any:
         with self._loader._lock:
             return self._advance(self._loader)
+
+    def get_state(self) -> bytes:
+        """Return the loader's position as JSON text (Grain's name for it)."""
+        return self._loader.get_state()
+
+    def set_state(self, state: bytes | str) -> None:
+        """Go on where `get_state` was called; see `DataLoader.set_state`."""
+        self._loader.set_state(state)
 
     def _advance(self, loader: DataLoader) -> Any:
         if self._over:

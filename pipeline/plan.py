@@ -19,7 +19,7 @@ from pipeline.errors import ConfigError
 from rng import address
 from rng.permute import permutation_from_key
 
-TAILS = ("short", "drop", "pad")
+TAILS = ("short", "even", "trim", "drop", "pad")
 MAX_POSITIONS = 1 << 40
 
 
@@ -33,8 +33,11 @@ class Plan:
         world_size: ranks.
         rank: this one.
         tail: what happens to the last N mod G positions: "short": shared out evenly, smaller
-            batches (an empty one if there are fewer positions than ranks); "drop": left out;
-            "pad": full batches, filled up with positions from the start of the order, marked.
+            batches (an empty one if there are fewer positions than ranks); "even": shared out
+            evenly, and filled up to equal batches with at most world_size - 1 positions from the
+            start of the order, marked (torch's DistributedSampler); "trim": shared out evenly, the
+            at most world_size - 1 positions too many left out (the same with drop_last); "drop":
+            left out; "pad": full batches, filled up like "even".
     """
 
     length: int
@@ -58,6 +61,8 @@ class Plan:
         left = max(0, self.length - offset)
         if self.tail == "drop":
             return left // self.global_batch
+        if self.tail == "trim":
+            left -= left % self.world_size
         return -(-left // self.global_batch)
 
     def offset_after(self, step: int, offset: int = 0) -> int:
@@ -84,11 +89,13 @@ class Plan:
         if left >= self.global_batch:
             lo = first + self.rank * self.batch_size
             return np.arange(lo, lo + self.batch_size, dtype=np.uint64), self.batch_size
-        if self.tail == "pad":
-            lo = first + self.rank * self.batch_size
-            wide = np.arange(lo, lo + self.batch_size, dtype=np.uint64)
-            real = max(0, min(self.batch_size, self.length - lo))
-            return wide % np.uint64(self.length), real
+        if self.tail in ("pad", "even"):
+            width = self.batch_size if self.tail == "pad" else -(-left // self.world_size)
+            lo = first + self.rank * width
+            wide = np.arange(lo, lo + width, dtype=np.uint64)
+            return wide % np.uint64(self.length), max(0, min(width, self.length - lo))
+        if self.tail == "trim":
+            left -= left % self.world_size
         share, more = divmod(left, self.world_size)
         lo = first + self.rank * share + min(self.rank, more)
         n = share + (self.rank < more)

@@ -65,6 +65,7 @@ def test_a_wrong_argument_is_refused_and_named(field, value):
         ({"sampler": [0, 1], "world_size": 2}, "sampler cannot be combined with world_size"),
         ({"drop_last": True, "tail": "short"}, "drop_last=True contradicts tail='short'"),
         ({"tail": "pad", "mode": "fast"}, "tail='pad' needs mode='reproducible'"),
+        ({"tail": "even", "mode": "fast"}, "tail='even' needs mode='reproducible'"),
         ({"prefetch_factor": 2}, "prefetch_factor needs num_workers > 0"),
         ({"rank": 2, "world_size": 2}, "rank must be an int in \\[0, 1\\]"),
         ({"transforms": [3]}, "transforms\\[0\\] is 3"),
@@ -776,3 +777,67 @@ def test_in_memory_arrays_and_the_same_as_objects_give_the_same_bytes():
     for how_ in HOW:
         with make(data, **how_) as loader:
             assert sorted(walk(loader)) == sorted(whole)
+
+
+# ---------------------------------------------------------------- skipping, Grain's names
+@how
+@pytest.mark.parametrize("batches", [0, 1, 3, 5, 9])
+def test_skipping_leaves_out_the_first_batches_of_one_pass(how, batches):
+    expected = [b.tolist() for b in numbers(17, batch_size=4, shuffle=True)]
+    with numbers(17, batch_size=4, shuffle=True, **how) as loader:
+        loader.skip(batches)
+        got = [b.tolist() for b in loader]
+        if loader.mode == "fast":
+            left = sorted(q for b in expected[batches:] for q in b)
+            assert sorted(q for b in got for q in b) == left
+        else:
+            assert got == expected[batches:]
+        assert loader.epoch == 1
+        assert sum(len(b) for b in loader) == 17
+
+
+def test_skipping_counts_from_where_the_next_pass_begins():
+    loader = numbers(20, batch_size=4, shuffle=True)
+    first = next(iter(loader)).tolist()
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    loader.skip(2)
+    assert loader.state_dict()["offset"] == 12
+    loader.set_epoch(0)  # what trainers do before each pass: the epoch that is due anyway
+    assert (
+        next(iter(loader)).tolist()
+        == numbers(20, batch_size=4, shuffle=True).batch_at(0, 3).tolist()
+    )
+    assert first == loader.batch_at(0, 0).tolist()
+    loader.skip(1)  # of the next pass: this one was given up
+    assert next(iter(loader)).tolist() == loader.batch_at(1, 1).tolist()
+
+
+def test_a_fast_mode_state_with_samples_ahead_has_no_batches_to_skip():
+    loader = numbers(20, batch_size=4, mode="fast")
+    ahead = loader.state_dict() | {"offset": 4, "ahead": [[8, 12]]}
+    loader.load_state_dict(ahead)
+    loader.skip(0)
+    with pytest.raises(StateError, match="no fixed batches to skip"):
+        loader.skip(1)
+
+
+def test_grains_names_for_the_state_give_json_bytes():
+    loader = numbers(20, batch_size=4, shuffle=True)
+    batches = iter(loader)
+    next(batches)
+    state = batches.get_state()
+    assert isinstance(state, bytes)
+    assert json.loads(state) == loader.state_dict() == json.loads(loader.get_state())
+    expected = next(batches).tolist()
+    other = numbers(20, batch_size=4, shuffle=True)
+    other.set_state(state)
+    assert next(iter(other)).tolist() == expected
+    batches.set_state(state)
+    assert next(batches).tolist() == expected
+
+
+@pytest.mark.parametrize("state", [b"", b"{", b"[]x", None, 3])
+def test_damaged_grain_states_are_refused(state):
+    with pytest.raises(StateError, match="not a state of samebatch"):
+        numbers(5).set_state(state)

@@ -8,18 +8,24 @@ from hypothesis import strategies as st
 import rng
 from pipeline import DataLoader, datasets
 from pipeline.errors import ConfigError
-from pipeline.plan import Coverage, Listed, Plan, Sequential, make_order, sampled
+from pipeline.plan import TAILS, Coverage, Listed, Plan, Sequential, make_order, sampled
 
 sizes = {
     "length": st.integers(0, 200),
     "batch": st.integers(1, 20),
     "world": st.integers(1, 6),
-    "tail": st.sampled_from(["short", "drop", "pad"]),
+    "tail": st.sampled_from(TAILS),
 }
 
 
 def _ranks(length, batch, world, tail):
     return [Plan(length, batch, world, rank, tail) for rank in range(world)]
+
+
+def _end(left, length, batch, world, tail):
+    """Where a pass over the last `left` positions ends."""
+    unit = {"drop": batch * world, "trim": world}.get(tail, 1)
+    return length - left % unit
 
 
 def _global(plans, offset=0):
@@ -34,7 +40,7 @@ def _global(plans, offset=0):
 
 @given(**sizes)
 def test_the_ranks_together_have_each_position_once_and_in_order(length, batch, world, tail):
-    end = length - length % (batch * world) if tail == "drop" else length
+    end = _end(length, length, batch, world, tail)
     assert _global(_ranks(length, batch, world, tail)) == list(range(end))
 
 
@@ -45,11 +51,12 @@ def test_every_rank_has_the_same_steps_and_full_batches_but_at_the_end(length, b
     for plan in plans:
         sizes = [len(plan.positions(step)[0]) for step in range(plan.steps())]
         assert sizes[:-1] == [batch] * (len(sizes) - 1) if sizes else True
-        if tail != "short":
+        if tail in ("drop", "pad"):
             assert all(n == batch for n in sizes)
-    if tail == "short" and plans[0].steps():
+    if plans[0].steps():
         last = [len(plan.positions(plan.steps() - 1)[0]) for plan in plans]
-        assert max(last) - min(last) <= 1
+        assert max(last) - min(last) <= (tail == "short")
+        assert min(last) > 0 or tail == "short"
 
 
 @given(**sizes, data=st.data())
@@ -57,7 +64,7 @@ def test_a_pass_from_any_offset_has_the_rest(length, batch, world, tail, data):
     offset = data.draw(st.integers(0, length))
     plans = _ranks(length, batch, world, tail)
     left = length - offset
-    end = length - left % (batch * world) if tail == "drop" else length
+    end = _end(left, length, batch, world, tail)
     assert _global(plans, offset) == list(range(offset, end))
     for plan in plans:
         assert plan.ends_at(offset) == (plan.steps(offset) == 0)
@@ -89,6 +96,14 @@ def test_padding_repeats_the_start_of_the_order():
     positions, real = plan.positions(0)
     assert positions.tolist() == [4, 0, 1, 2]
     assert real == 1
+
+
+@given(**sizes | {"tail": st.just("even")})
+def test_an_even_tail_repeats_fewer_samples_than_there_are_ranks(length, batch, world, tail):
+    plans = _ranks(length, batch, world, tail)
+    for step in range(plans[0].steps()):
+        found = [plan.positions(step) for plan in plans]
+        assert sum(len(positions) - real for positions, real in found) < world
 
 
 def test_a_step_that_is_not_there_is_an_index_error():
