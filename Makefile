@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed
 
 .PHONY: demo test test-long lint clean
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml setup.py pipeline/datasets/region.c
 	$(PYTHON) -c "import sys; sys.exit('samebatch needs Python 3.11 or newer, this is ' + sys.version.split()[0]) if sys.version_info < (3, 11) else None"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[demo,dev]"

@@ -21,6 +21,7 @@ from pipeline.errors import ConfigError, SampleError
 from pipeline.reseed import Reseeder, Saved
 from pipeline.transfer.layout import Field
 from pipeline.transforms import Chain, Op, Stream, op_numbers, takes_rng
+from pipeline.transforms.resize import SourceError
 from pipeline.tree import Structure
 
 _IMAGE_KEYS = ("image", "img", "pixel_values", "x")
@@ -96,7 +97,7 @@ class Recipe:
         self._decodes = (
             bool(self._stages)
             and isinstance(self._stages[0], Chain)
-            and datasets.stands_for(dataset, "decode", "label")
+            and datasets.stands_for(dataset, "source", "decode", "label")
         )
         if self.bulk:
             self._fields = self._bulk_fields()
@@ -165,7 +166,8 @@ class Recipe:
             for stage in self._stages:
                 if isinstance(stage, Chain):
                     image = _image_of(sample)[0]
-                    shape = image.shape if isinstance(image, np.ndarray) else (*image.size[::-1], 3)
+                    # Arrays and files have a shape, Pillow's images a size.
+                    shape = getattr(image, "shape", None) or (*image.size[::-1], 3)
                     draws += stage.explain(shape, position, phase, self.key, self.lanes)
                     made = stage.apply_one(image, position, phase, self.key, self.lanes, None)
                     sample = _with_image(sample, made)
@@ -298,6 +300,8 @@ class Recipe:
             return sample
         except KeyboardInterrupt:
             raise
+        except SourceError as e:  # what is read late fails late
+            raise SampleFailure(sample_id, position, "read") from e.__cause__
         except BaseException as e:  # sys.exit in a sample too
             raise SampleFailure(sample_id, position, stage_name) from e
 
@@ -311,8 +315,8 @@ class Recipe:
 
     def _read(self, sample_id: int) -> Any:
         dataset = self.dataset
-        if self._decodes:  # a Pillow image spares the copy into an array before a crop
-            return dataset.decode(sample_id), dataset.label(sample_id)
+        if self._decodes:  # what is not yet decoded or an array spares that where it is cropped
+            return dataset.source(sample_id), dataset.label(sample_id)
         return dataset[sample_id]
 
     # ------------------------------------------------------------ stages

@@ -25,7 +25,7 @@ import numpy as np
 import PIL
 from PIL import Image, features
 
-from pipeline.datasets import common, pixels
+from pipeline.datasets import common, jpeg, pixels
 from pipeline.errors import ConfigError, DatasetError
 
 _log = logging.getLogger("samebatch.datasets")
@@ -99,6 +99,7 @@ class ImageFolder:
         orientation: Literal["ignore", "apply"] = "ignore",
         extensions: tuple[str, ...] = (".png", ".jpg", ".jpeg"),
         allow_empty: bool = False,
+        decoder: Literal["auto", "pillow", "region"] = "auto",
     ) -> None:
         """Scan `root`; no image is opened.
 
@@ -111,15 +112,26 @@ class ImageFolder:
             extensions: ends of names that are images, in upper or lower case.
             allow_empty: keep a class folder without an image as a class with no sample, instead of
                 an error (torchvision's argument and default).
+            decoder: "region" decodes of a JPEG no more than a transform needs (see `jpeg`), "pillow"
+                always all; "auto" is "region" where its extension was built. The bytes are the same.
 
         Raises:
-            ConfigError: an argument that cannot be used.
+            ConfigError: an argument that cannot be used; decoder="region" without its extension.
             DatasetError: no such folder, no class folder in it, no image in a class folder.
         """
         self.mode: Literal["RGB", "L"] = mode
         self.orientation: Literal["ignore", "apply"] = orientation
         common.check_choice("mode", mode, ("RGB", "L"))
         common.check_choice("orientation", orientation, ("ignore", "apply"))
+        common.check_choice("decoder", decoder, ("auto", "pillow", "region"))
+        if decoder == "region" and jpeg.why_not():
+            raise ConfigError(
+                f"decoder is 'region', but {jpeg.why_not()}",
+                do="install a C compiler and libjpeg's headers (Debian: gcc libjpeg62-turbo-dev) and "
+                "samebatch again; or use decoder='auto': the bytes are the same",
+                field="decoder",
+            )
+        self.decoder: Literal["auto", "pillow", "region"] = decoder
         self.extensions = _checked_extensions(extensions)
         self._root = os.fsencode(os.path.expanduser(root))
         scan = _scanned(self._root, self.extensions)
@@ -173,9 +185,31 @@ class ImageFolder:
             Exception: the file cannot be read or decoded (mostly OSError, as Pillow raises it);
                 `describe(i)` names the file.
         """
-        with open(self.path(i), "rb", buffering=0) as file:
-            data = file.read()
-        return pixels.decode(data, self.mode, turn=self.orientation == "apply")
+        return pixels.decode(self._read(i), self.mode, turn=self.orientation == "apply")
+
+    def source(self, i: int) -> Image.Image | jpeg.JpegFile:
+        """Return sample `i` as a JPEG that is not decoded yet if that can be, else as `decode` does.
+
+        Raises:
+            IndexError: `i` is not in [-len, len).
+            Exception: the file cannot be read or decoded (mostly OSError, as Pillow raises it);
+                `describe(i)` names the file.
+        """
+        data, turn = self._read(i), self.orientation == "apply"
+        file = None if self.decoder == "pillow" else jpeg.JpegFile.of(data, self.mode, turn=turn)
+        return pixels.decode(data, self.mode, turn=turn) if file is None else file
+
+    def _read(self, i: int) -> bytes:
+        """Return the bytes of a file: open, stat, one read, close."""
+        fd = os.open(self.path(i), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            left = os.fstat(fd).st_size
+            data = os.read(fd, left)
+            while len(data) < left and (more := os.read(fd, left - len(data))):
+                data += more
+            return data
+        finally:
+            os.close(fd)
 
     def describe(self, i: int) -> str:
         r"""Return the path of sample `i`, printable: bytes that are not UTF-8 show as `\xf1`."""

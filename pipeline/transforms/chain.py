@@ -335,23 +335,25 @@ class Chain:
         """Make one sample; return `out`, or a new array.
 
         Args:
-            image: uint8 `[H, W, C]` or `[H, W]` array, never written to, or a PIL image.
+            image: uint8 `[H, W, C]` or `[H, W]` array, never written to, or a PIL image, or a file
+                that is not decoded yet (see `resize`).
             position, phase, key, lanes: the sample's address.
             out: where to write, of the finished image's shape and dtype.
 
         Raises:
             ConfigError: the image does not fit the ops, or the result does not fit `out`.
+            SourceError: a file cannot be decoded.
         """
         _check_address(phase, lanes)
         sample = Sample(position, phase, key, lanes)
         address.sample_position(position // lanes)  # checks the range
         current, unit, layout = _source(image), self._source_unit, self._source_layout
-        if layout == "CHW" and not resize.is_pillow(current):
+        if layout == "CHW" and not resize.is_picture(current):
             current = np.moveaxis(current, 0, 2)
         for i in range(self._tail):
             current, unit = self._apply(i, current, unit, layout, sample)
             layout = layout_after(self._ops[i], layout)
-        if resize.is_pillow(current):
+        if resize.is_picture(current):
             current = resize.to_array(current)
         if current.dtype == np.uint8:
             return self._finish_fused(np.ascontiguousarray(current), sample, out)
@@ -406,14 +408,16 @@ class Chain:
         op = self._ops[i]
         if isinstance(op, _User):
             return self._call(i, op, image, layout, sample), unit
-        height, width, channels = resize.shape_of(image) if resize.is_pillow(image) else image.shape
+        height, width, channels = (
+            resize.shape_of(image) if resize.is_picture(image) else image.shape
+        )
         op.check_channels(channels)
         size = op.new_size(height, width)
         boxes = self._boxes[i]
         if boxes is not None:
             _, top, left, tall, wide = boxes.draw(*sample.address, height, width)[0].tolist()
             return resize.resample(image, (top, left, tall, wide), size), 255
-        if resize.is_pillow(image):
+        if resize.is_picture(image):
             image = resize.to_array(image)
         if isinstance(op, ops.ValueOp):
             result: tuple[Image, int] = op.values(image, unit)
@@ -429,7 +433,7 @@ class Chain:
 
     def _call(self, i: int, op: _User, image: Any, layout: str, sample: Sample) -> Image:
         """Call a user callable with an array of its own; return its result as `[H, W, C]`."""
-        array = resize.to_array(image) if resize.is_pillow(image) else image
+        array = resize.to_array(image) if resize.is_picture(image) else image
         array = np.array(array.transpose(2, 0, 1) if layout == "CHW" else array, order="C")
         if op.wants_stream:
             number = self._numbers[i]
@@ -546,8 +550,8 @@ def unit_after(op: Any, unit: int) -> int:
 
 
 def _source(image: Any) -> Any:
-    """Return a source image as `[H, W, C]` or PIL image."""
-    if resize.is_pillow(image):
+    """Return a source image as `[H, W, C]` or picture."""
+    if resize.is_picture(image):
         resize.shape_of(image)
         return image
     array = np.asarray(image)
