@@ -32,6 +32,7 @@ from pipeline.errors import (
     WorkerError,
 )
 from pipeline.loader import BatchInfo, DataLoader, from_config
+from pipeline.transfer.device import to_device
 from rng import STREAM_VERSION
 
 __version__ = "0.1.0"
@@ -49,4 +50,5 @@ __all__ = [
     "WorkerError",
     "from_config",
     "load_config",
+    "to_device",
 ]

@@ -128,6 +128,10 @@ class Engine(Protocol):
     def restarts(self) -> int:
         """Workers replaced."""
 
+    @property
+    def buffers(self) -> np.ndarray:
+        """uint8[n]: the memory of all batch buffers; the same object for the engine's life."""
+
 
 def sample_error(
     recipe: Recipe, failure: SampleFailure, one: Pass, who: str, text: str = "", kind: str = ""
@@ -163,6 +167,7 @@ class Inline:
         assert recipe.fields is not None
         self._ring = private_ring(recipe.fields, batch_size, HELD + 1, HELD)
         self._views = [self._ring.views(i) for i in range(HELD + 1)]
+        self.buffers = self._ring.span
         self._pass: Pass | None = None
         self._step = 0
 
@@ -277,6 +282,7 @@ class Pooled:
         except BaseException:
             self.station.close()
             raise
+        self.buffers = self.station.ring.span
         self._own = Attached(self.station.views, workers, fast=fast)
         self._own_reports: list[Report] = []
         self._helper = PreprocessWorker(

@@ -738,6 +738,11 @@ class DataLoader:
         return self._engine.pids() if self._engine is not None else []
 
     @property
+    def buffers(self) -> np.ndarray | None:
+        """uint8[n]: the memory of all batch buffers, to be pinned; None before the first batch."""
+        return self._engine.buffers if self._engine is not None else None
+
+    @property
     def restarts(self) -> int:
         """How many dead workers were replaced since the pool started."""
         return self._engine.restarts if self._engine is not None else 0

@@ -62,6 +62,12 @@ class Ring:
         self._leased = 0
 
     @property
+    def span(self) -> np.ndarray:
+        """uint8[n]: the memory from the first buffer's first byte to the last one's last."""
+        nbytes = (len(self._memory) - 1) * self._memory.strides[0] + self._memory.shape[1]
+        return np.lib.stride_tricks.as_strided(self._memory[0], (nbytes,), (1,))
+
+    @property
     def leased(self) -> int:
         """Buffers on loan now."""
         self._collect()
