@@ -222,7 +222,8 @@ def _mapped(node: Any, change: Callable[[Any], Any], torch: Any) -> Any:
         if all(a is b for a, b in zip(items, node, strict=True)):
             return node
         if hasattr(node, "_fields"):
-            return type(node)._make(items)  # type: ignore[attr-defined]
+            make: Callable[[list[Any]], Any] = type(node)._make  # type: ignore[union-attr]
+            return make(items)
         return items if isinstance(node, list) else tuple(items)
     return _of_dataclass(node, change, torch)
 
@@ -423,6 +424,8 @@ class _DeviceIterator:
         try:
             while self._ended is None and len(self.ready) <= self._owner.ahead:
                 self._take()
+            if self.ready:
+                self._backend.hand_over(self.ready[0].event, self.ready[0].tensors)
         except BaseException:  # Ctrl-C, or no memory on the device
             self._put_back()
             self._over = True
@@ -433,7 +436,6 @@ class _DeviceIterator:
             assert ended is not None
             raise ended
         one = self.ready.popleft()
-        self._backend.hand_over(one.event, one.tensors)
         self._copying.append((one.event, one.host))
         self._delivered += 1
         self._owner._last = one.last
@@ -489,18 +491,17 @@ class _DeviceIterator:
 
     # ------------------------------------------------------------ ending
     def drop(self) -> None:
-        """Forget what is not delivered, when its copies are over; note where the pass was left."""
-        ready, left = bool(self.ready), self.ready[0].before if self.ready else None
+        """Forget what is not delivered, when its copies are over; note where the pass was left.
+
+        The next pass is the next epoch then, as with the loader alone.
+        """
+        left = self.ready[0].before if self.ready else None
         self._settle()
-        if not ready or left is None:
-            return
-        if self._delivered:
-            self._owner._left = left  # the next pass is the next epoch, as with the loader alone
-        else:
-            self._owner.loader.load_state_dict(left)  # this pass is still due
+        if left is not None:
+            self._owner._left = left
 
     def _put_back(self) -> None:
-        """Put the loader back to before the first batch that is not delivered."""
+        """Put the loader back to before the first batch that is not delivered: it is due next."""
         left = self.ready[0].before if self.ready else None
         self._settle()
         if left is not None:

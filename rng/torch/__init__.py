@@ -9,14 +9,19 @@ kernels of `rng.gpu` are used where Triton is installed; it is imported at the f
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rng.torch import words
+    from rng.torch import deterministic, renaissance, seeding, words
+    from rng.torch.seeding import manual_seed
 
 # name -> the module it is in; a module's own name stands for the module.
 _LAZY = {
+    "deterministic": "deterministic",
+    "manual_seed": "seeding",
+    "renaissance": "renaissance",
+    "seeding": "seeding",
     "words": "words",
 }
 
-__all__ = ["words"]
+__all__ = ["deterministic", "manual_seed", "renaissance", "seeding", "words"]
 
 
 def __getattr__(name: str) -> Any:

@@ -160,9 +160,7 @@ def _gather(
             left : left + (columns - 1) * stride[1] + 1 : stride[1],
         ]
         target += torch.where(chosen == cell, given, nothing)
-    inside = padded[
-        ..., padding[0] : padding[0] + height, padding[1] : padding[1] + width
-    ]
+    inside = padded[..., padding[0] : padding[0] + height, padding[1] : padding[1] + width]
     return inside.to(dy.dtype).contiguous()
 
 
@@ -253,8 +251,6 @@ def trust_ratio(
     return torch.where(usable, ratio.clamp(max=most), torch.ones_like(ratio))
 
 
-def trust_ratios(
-    parameters: Iterable[torch.Tensor], **options: float
-) -> list[torch.Tensor]:
+def trust_ratios(parameters: Iterable[torch.Tensor], **options: float) -> list[torch.Tensor]:
     """Return `trust_ratio` of each parameter that has a gradient, in order. Options: as there."""
     return [trust_ratio(p, p.grad, **options) for p in parameters if p.grad is not None]

@@ -127,7 +127,7 @@ def manual_seed(seed: int, *, warn_only: bool = False) -> Report:
     seed = address.check_seed(seed)
     rng.manual_seed(seed)
     random.seed(seed)
-    np.random.seed(seed if seed <= address.M32 else [seed & address.M32, seed >> 32])  # noqa: NPY002
+    np.random.seed(seed if seed <= address.M32 else [seed & address.M32, seed >> 32])  # noqa: NPY002, TID251
     torch.manual_seed(seed)
     settings = [
         Setting(name, "", str(seed), "set", "seeded")

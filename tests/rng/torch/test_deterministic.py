@@ -8,14 +8,14 @@ torch = pytest.importorskip("torch")
 from rng.torch import deterministic as det  # noqa: E402
 
 GEOMETRIES = [
-    dict(kernel_size=2),
-    dict(kernel_size=3, stride=2, padding=1),
-    dict(kernel_size=3, stride=1),
-    dict(kernel_size=(3, 2), stride=(2, 3), padding=(1, 0)),
-    dict(kernel_size=3, stride=2, padding=1, dilation=2),
-    dict(kernel_size=3, stride=2, ceil_mode=True),
-    dict(kernel_size=17, stride=3, padding=8),  # more than 256 cells
-    dict(kernel_size=2, stride=5, ceil_mode=True),
+    {"kernel_size": 2},
+    {"kernel_size": 3, "stride": 2, "padding": 1},
+    {"kernel_size": 3, "stride": 1},
+    {"kernel_size": (3, 2), "stride": (2, 3), "padding": (1, 0)},
+    {"kernel_size": 3, "stride": 2, "padding": 1, "dilation": 2},
+    {"kernel_size": 3, "stride": 2, "ceil_mode": True},
+    {"kernel_size": 17, "stride": 3, "padding": 8},  # more than 256 cells
+    {"kernel_size": 2, "stride": 5, "ceil_mode": True},
 ]
 
 
@@ -67,7 +67,7 @@ def oracle(x, dy, kernel, stride, padding):
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (5, 2, 2)])
 def test_the_gradient_is_summed_in_row_order_and_ties_go_to_the_first(kernel, stride, padding):
     x = (numbers(9, 11) * 2).round()  # many ties
-    options = dict(kernel_size=kernel, stride=stride, padding=padding)
+    options = {"kernel_size": kernel, "stride": stride, "padding": padding}
     shape = torch.nn.functional.max_pool2d(x[None], **options).shape
     dy = numbers(*shape, seed=3) * 1e3
     _, dx = pooled(det.max_pool2d, x[None], dy, **options)
@@ -179,7 +179,12 @@ def test_strides_do_not_matter_and_odd_inputs_are_clear():
 
 def test_trust_ratios_follow_the_formula():
     w, g = numbers(300, 40), numbers(300, 40, seed=2) * 128
-    options = dict(trust_coefficient=0.02, weight_decay=5e-4, eps=1e-6, gradient_scale=128.0)
+    options = {
+        "trust_coefficient": 0.02,
+        "weight_decay": 5e-4,
+        "eps": 1e-6,
+        "gradient_scale": 128.0,
+    }
     got = det.trust_ratio(w, g, **options).item()
     nw, ng = (math.sqrt(math.fsum(float(v) ** 2 for v in t.flatten().tolist())) for t in (w, g))
     assert math.isclose(got, 0.02 * nw / (ng / 128 + 5e-4 * nw + 1e-6), rel_tol=1e-13)
