@@ -7,6 +7,7 @@
 Both give the same bytes: they only decide who calls `Recipe.fill`.
 """
 
+import math
 import os
 import time
 from dataclasses import dataclass
@@ -18,10 +19,12 @@ from pipeline import datasets
 from pipeline.errors import SampleError, WorkerError
 from pipeline.plan import Order, Plan
 from pipeline.recipe import Recipe, SampleFailure
+from pipeline.stats import Clock, RingStats, Stats, verdict
 from pipeline.transfer import cells
 from pipeline.transfer.layout import Layout
 from pipeline.transfer.ring import private_ring
 from pipeline.transfer.station import Attached, TransferStation
+from pipeline.watch import Watch
 from pipeline.workers.pool import Death, ProcessPool, ThreadPool
 from pipeline.workers.process import PreprocessWorker, describe_error
 from pipeline.workers.protocol import EXIT_CRASH, Report
@@ -30,6 +33,7 @@ from pipeline.workers.protocol import EXIT_CRASH, Report
 # (a batch to look at again, the last of the epoch before).
 HELD = 4
 _PATIENCE_S = 0.02
+_START_S = 30.0  # workers that take longer to start are subject to `timeout`
 _LOOK_S = 0.25  # how often workers are looked at while batches keep coming
 _MAX_KILLS = 5  # a chunk that kills so many workers is given up
 _CHUNK_NBYTES = 4 << 20  # most bytes of a bulk chunk; measured: half a batch of 6 MB beats less
@@ -132,6 +136,9 @@ class Engine(Protocol):
     def buffers(self) -> np.ndarray:
         """uint8[n]: the memory of all batch buffers; the same object for the engine's life."""
 
+    def stats(self, epoch: int, offset: int) -> Stats:
+        """Return what is going on."""
+
 
 def sample_error(
     recipe: Recipe, failure: SampleFailure, one: Pass, who: str, text: str = "", kind: str = ""
@@ -170,13 +177,22 @@ class Inline:
         self.buffers = self._ring.span
         self._pass: Pass | None = None
         self._step = 0
+        self._clock = Clock()
+        self._samples = self._cpu_ns = 0
 
     def begin(self, one: Pass) -> None:
         """Start a pass."""
         self._pass, self._step = one, 0
+        self._clock.begin()
 
     def take(self) -> Batch | None:
         """Return the pass's next batch, or None at its end."""
+        self._clock.enter()
+        batch = self._take()
+        self._clock.leave(batch is not None)
+        return batch
+
+    def _take(self) -> Batch | None:
         one = self._pass
         if one is None or self._step >= one.steps:
             return None
@@ -187,7 +203,11 @@ class Inline:
         buffer = self._ring.acquire()
         assert buffer is not None  # lend() copies before the last one goes
         try:
-            self._recipe.fill(self._views[buffer], 0, ids, positions, one.phase)
+            began = time.thread_time_ns()
+            with self._clock.helping():
+                self._recipe.fill(self._views[buffer], 0, ids, positions, one.phase)
+            self._cpu_ns += time.thread_time_ns() - began
+            self._samples += len(ids)
         except SampleFailure as e:
             self._ring.release(buffer)
             who = "worker=none (in the loader's own process)"
@@ -206,6 +226,14 @@ class Inline:
         """Abandon the pass; there is nothing else to give back."""
         del hurry
         self._pass = None
+
+    def stats(self, epoch: int, offset: int) -> Stats:
+        """Return what is going on."""
+        consumer = self._clock.stats(self._samples, float(self._samples > 0))
+        buffers, free, lent = self._ring.occupancy
+        ring = RingStats(buffers, free, buffers - free - lent, 0, lent, self._ring.copies)
+        bottleneck = verdict(consumer, (), self._cpu_ns / 1e9)
+        return Stats("inline", epoch, offset, (), ring, consumer, 0, bottleneck)
 
     def pids(self) -> list[int]:
         """Return no process."""
@@ -295,6 +323,9 @@ class Pooled:
         self._kills: dict[int, int] = {}  # cell -> workers it killed
         self._deaths = 0  # since the last batch
         self._looked_at = time.monotonic()
+        self._deadline = math.inf
+        self._clock = Clock()
+        self._watch = Watch(self.station, self.pool, recipe, workers)
 
     def _sample_nbytes(self) -> int:
         assert self._recipe.fields is not None
@@ -331,6 +362,7 @@ class Pooled:
         self.cancel()
         self._pass = one
         self._next = self._delivered = 0
+        self._clock.begin()
         self._choose_chunk()
         self._feed()
 
@@ -351,6 +383,12 @@ class Pooled:
             SampleError: a sample failed.
             WorkerError: workers die again and again, or nothing came for `timeout_s`.
         """
+        self._clock.enter()
+        batch = self._take()
+        self._clock.leave(batch is not None)
+        return batch
+
+    def _take(self) -> Batch | None:
         one = self._pass
         if one is None:
             return None
@@ -358,18 +396,19 @@ class Pooled:
             self._pass = None
             self._steps.clear()
             return None
-        deadline = time.monotonic() + self._timeout_s if self._timeout_s else None
+        self._deadline = time.monotonic() + self._timeout_s if self._timeout_s else math.inf
         self._feed()
         while not self._steps and self._next < one.steps:
             # Every buffer is still being filled by stragglers of an abandoned pass.
-            self.station.wait_for_straggler(_PATIENCE_S)
+            with self._clock.waiting():
+                self.station.wait_for_straggler(_PATIENCE_S)
             self._look()
-            self._check(deadline)
+            self._check()
             self._feed()
         if not self._steps:  # only a step without samples for this rank is left
             self._delivered += 1
             return empty_batch(self._recipe, self._delivered - 1)
-        self._await(one, deadline)
+        self._await(one)
         taken = self.station.take()
         step, real = self._steps.pop(taken.ticket)
         self._delivered += 1
@@ -411,7 +450,7 @@ class Pooled:
             self._chunk = self._sized(work_ns / samples)
 
     # ------------------------------------------------------------ waiting
-    def _await(self, one: Pass, deadline: float | None) -> None:
+    def _await(self, one: Pass) -> None:
         now = time.monotonic()
         if now - self._looked_at > _LOOK_S:
             self._look()
@@ -420,7 +459,8 @@ class Pooled:
             if state == cells.PENDING:
                 if self._help():
                     continue
-                state = self.station.wait(_PATIENCE_S)
+                with self._clock.waiting():
+                    state = self.station.wait(_PATIENCE_S)
             if state == cells.READY:
                 return
             if state == cells.BAD:
@@ -428,21 +468,24 @@ class Pooled:
             self._look()
             if self._fast:
                 self._feed()
-            self._check(deadline)
+            self._check()
 
-    def _check(self, deadline: float | None) -> None:
-        if deadline is not None and time.monotonic() > deadline:
-            raise WorkerError(
-                f"no batch came for {self._timeout_s} s",
-                where="; ".join(self._describe(w) for w in range(self._workers)),
-                do="raise timeout, or look at the samples named above",
-            )
+    def _check(self) -> None:
+        assert self._pass is not None
+        now = time.monotonic()
+        if not self._timeout_s:
+            self._watch.look(self._pass.locate)
+        elif not self.pool.ready and now - self.pool.asked_at < _START_S:
+            self._deadline = now + self._timeout_s  # start-up does not count
+        elif now > self._deadline:
+            raise self._watch.timed_out(self._timeout_s, self._pass.locate)
 
     def _help(self) -> bool:
         if not self._helper.holds and not self._may_help():
             return False
         try:
-            return self._helper.help()
+            with self._clock.helping():
+                return self._helper.help()
         except BaseException:  # Ctrl-C: nobody writes into that chunk any more
             self._helper.drop()
             self.station.recover(self._own.worker)
@@ -465,6 +508,7 @@ class Pooled:
     def _replace(self, death: Death) -> None:
         assert isinstance(self.pool, ProcessPool)
         freed = self.station.recover(death.worker)
+        self._watch.retire(death.worker)
         crash = self.pool.crash_of(death.worker) if death.status == EXIT_CRASH else None
         if crash is not None:
             raise WorkerError(
@@ -512,12 +556,19 @@ class Pooled:
             who = f"{name}\n  worker's traceback:\n{_indented(body['traceback'])}"
             raise sample_error(self._recipe, failure, one, who, body["message"], body["type"])
 
-    def _describe(self, worker: int) -> str:
-        cell = self.station.holds(worker)
-        if cell < 0:
-            return f"worker {worker} holds nothing"
-        positions, ids = self.station.samples_of(cell)
-        return f"worker {worker} works on positions {_ranges(positions)} (samples {ids[:8]})"
+    def stats(self, epoch: int, offset: int) -> Stats:
+        """Return what is going on. Any thread may ask."""
+        workers = self._watch.workers()
+        helped = self.station.line(self._own.worker).samples
+        made = helped + sum(one.samples for one in workers)
+        consumer = self._clock.stats(helped, helped / max(made, 1))
+        buffers, free, lent = self.station.ring.occupancy
+        ready = min(self.station.ready(), buffers - free - lent)
+        in_flight = buffers - free - lent - ready
+        ring = RingStats(buffers, free, in_flight, ready, lent, self.station.ring.copies)
+        kind = "process" if isinstance(self.pool, ProcessPool) else "thread"
+        bottleneck = verdict(consumer, workers)
+        return Stats(kind, epoch, offset, workers, ring, consumer, self.pool.restarts, bottleneck)
 
     def close(self, *, hurry: bool = False) -> None:
         """Stop the workers and give the memory back; batches held by the user stay valid."""

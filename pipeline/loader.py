@@ -37,6 +37,7 @@ from pipeline.errors import ConfigError, SampleError, StateError
 from pipeline.plan import ORDERS, TAILS, Coverage, Listed, Order, Plan, make_order, sampled
 from pipeline.recipe import Recipe, SampleFailure
 from pipeline.state import State, short_digest
+from pipeline.stats import Stats, nothing
 from pipeline.workers import payload
 from rng import address
 
@@ -228,6 +229,7 @@ class DataLoader:
         self._serial = 0  # which iterator owns the pass
         self._continues = False  # that iterator goes on where the loader was put
         self._orders: dict[int, Order] = {}
+        self._last_stats: Stats | None = None
         self.last: BatchInfo | None = None
         self.digest = audits.Digest() if audit is not None else None
         _live.add(self)
@@ -722,7 +724,10 @@ class DataLoader:
     def _close_engine(self, *, hurry: bool = False) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:
-            engine.close(hurry=hurry)
+            try:
+                self._last_stats = engine.stats(self._epoch, self._offset)
+            finally:
+                engine.close(hurry=hurry)
 
     def _leave_to_parent(self) -> None:
         """In a forked child: the workers are the parent's; ours start when they are needed."""
@@ -732,6 +737,17 @@ class DataLoader:
             running = self._pass is not None
             self._abandon()
             self._fresh, self._continues = self._fresh or running, running
+
+    def stats(self) -> Stats:
+        """Return what each worker does, how full the ring is, and who waits for whom.
+
+        Works at any moment, also from another thread. Counters begin with the workers; after
+        `close` they are those of the workers that were. See `pipeline.stats`.
+        """
+        engine = self._engine
+        if engine is None:
+            return self._last_stats or nothing(self.epoch, self._offset)
+        return engine.stats(self.epoch, self._offset)
 
     def worker_pids(self) -> list[int]:
         """Return the process ids of the worker processes that run now."""

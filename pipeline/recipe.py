@@ -10,6 +10,7 @@ slot. Both give the same bytes.
 import contextlib
 import copy
 import mmap
+import os
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -25,6 +26,10 @@ from pipeline.transforms.resize import SourceError
 from pipeline.tree import Structure
 
 _IMAGE_KEYS = ("image", "img", "pixel_values", "x")
+
+
+def _tell_nobody(position: int) -> None:
+    """Where nobody asks which sample is being made."""
 
 
 class SampleFailure(Exception):
@@ -185,6 +190,7 @@ class Recipe:
         positions: np.ndarray,
         phase: int,
         generators: str = "theirs",
+        begins: Callable[[int], None] = _tell_nobody,
     ) -> None:
         """Make samples into slots [slot, slot + n) of a batch.
 
@@ -197,6 +203,8 @@ class Recipe:
             generators: whose `random`, `numpy.random` and torch's generator are, where code of the
                 user runs: "theirs": seeded for each sample, and put back; "ours": of a worker
                 process, seeded; "shared": of many threads, left alone.
+            begins: called with the position of each sample before it is made, where samples are made
+                one by one.
 
         Raises:
             SampleFailure: a sample cannot be made; its slot and those after it are undefined.
@@ -211,6 +219,7 @@ class Recipe:
             for s, sample_id, position in zip(
                 range(slot, slot + n), ids.tolist(), positions.tolist(), strict=True
             ):
+                begins(position)
                 seed(position, phase)
                 self._fill_one(buffers, s, sample_id, position, phase)
 
@@ -283,7 +292,7 @@ class Recipe:
                 buffer[s] = leaf
 
     def _make(self, sample_id: int, position: int, phase: int, out: np.ndarray | None) -> Any:
-        stage_name = "read"
+        stage_name, process = "read", os.getpid()
         try:
             sample = self._read(sample_id)
             for number, stage in enumerate(self._stages):
@@ -303,6 +312,8 @@ class Recipe:
         except SourceError as e:  # what is read late fails late
             raise SampleFailure(sample_id, position, "read") from e.__cause__
         except BaseException as e:  # sys.exit in a sample too
+            if os.getpid() != process:
+                raise  # a process that the sample has forked ends here, as its author meant
             raise SampleFailure(sample_id, position, stage_name) from e
 
     def _slot_for(self, sample: Any, out: np.ndarray) -> np.ndarray | None:

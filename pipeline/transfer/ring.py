@@ -73,6 +73,12 @@ class Ring:
         self._collect()
         return self._leased
 
+    @property
+    def occupancy(self) -> tuple[int, int, int]:
+        """Return (buffers, free ones, lent ones); moves nothing, so any thread may ask."""
+        back = len(self._back)
+        return len(self._memory), len(self._free) + back, max(0, self._leased - back)
+
     def acquire(self) -> int | None:
         """Return a free buffer, or None."""
         self._collect()

@@ -11,6 +11,7 @@ share is an arena and nothing else.
     opened tickets ≥ those with a buffer ≥ taken ones;   tickets with a buffer − taken ≤ depth
 """
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,6 +54,20 @@ class Taken:
     arrays: list[np.ndarray]
     ids: np.ndarray  # int64[n], a copy
     positions: np.ndarray  # uint64[n], a copy
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a worker says of itself in the arena; `cell` is -1 if it holds none."""
+
+    pid: int
+    stage: int
+    cell: int
+    heartbeat_ns: int
+    samples: int
+    work_ns: int
+    wait_ns: int
+    position: int
 
 
 class Attached:
@@ -133,6 +148,11 @@ class Attached:
     def fail(self, order: WorkOrder) -> None:
         """Say that a sample of this chunk cannot be made."""
         kernels.fail(self.control, self.worker, order.cell)
+
+    def begin(self, position: int) -> None:
+        """Say that the sample at `position` is being made from now on."""
+        self.control[self._line + at.L_POSITION] = position
+        self.control[self._line + at.L_HEARTBEAT_NS] = time.monotonic_ns()
 
     def note(self, **words: int) -> None:
         """Set words of this worker's own line, by name: pid, stage, samples, …"""
@@ -408,6 +428,26 @@ class TransferStation:
         """Return the cell a worker works on, or -1."""
         line = self.layout.worker_lines + worker * at.LINE
         return int(self.control[line + at.L_CELL]) - 1
+
+    def line(self, worker: int) -> Line:
+        """Return what a worker says of itself."""
+        start = self.layout.worker_lines + worker * at.LINE
+        pid, stage, cell, *rest = self.control[start : start + at.LINE].tolist()
+        return Line(pid, stage, cell - 1, *rest)
+
+    def clear_line(self, worker: int) -> None:
+        """Empty the line of a dead worker, for the next one."""
+        start = self.layout.worker_lines + worker * at.LINE
+        self.control[start : start + at.LINE] = 0
+
+    def ready(self) -> int:
+        """Return how many full batches wait to be taken."""
+        complete = 0
+        for ticket in list(self._slots_of):
+            if ticket in self._buffer_of:
+                state = kernels.ticket_state(self.control, ticket, self.fast)
+                complete += state == kernels.READY
+        return complete
 
     def samples_of(self, cell: int) -> tuple[list[int], list[int]]:
         """Return (positions, sample ids) of a cell."""

@@ -13,6 +13,7 @@ from pipeline.transfer.atomics import parent_pid
 from pipeline.transfer.layout import Field, Layout, format_control, views
 from pipeline.transfer.station import Attached
 from pipeline.workers import channel, payload
+from pipeline.workers.health import watch_me
 from pipeline.workers.process import PreprocessWorker, describe_error
 from pipeline.workers.protocol import EXIT_CRASH, EXIT_LEFT, EXIT_ORPHAN, Report, Stage
 
@@ -27,6 +28,7 @@ def work(request: dict[str, Any], fds: list[int]) -> int:
     worker = int(request["worker"])
     outbox = channel.Outbox(request["endpoint"], request["secret"])
     try:
+        outbox.send(Report("watch", worker, os.getpid(), watch_me()))
         sys.path[:] = request["sys_path"]
         if request["cwd"]:
             os.chdir(request["cwd"])

@@ -25,6 +25,7 @@ from pipeline.transfer.arena import Arena
 from pipeline.transfer.station import Attached, TransferStation
 from pipeline.workers import entry, payload
 from pipeline.workers.channel import Inbox
+from pipeline.workers.health import stack_of_process, stack_of_thread
 from pipeline.workers.launcher import MAX_MESSAGE_NBYTES
 from pipeline.workers.process import PreprocessWorker, describe_error
 from pipeline.workers.protocol import Report
@@ -199,8 +200,9 @@ class ProcessPool:
         self._pids: dict[int, int] = {}  # worker -> pid
         self._pidfds: dict[int, int] = {}  # worker -> pidfd
         self._wanted: set[int] = set()  # asked for, not started yet
-        self._asked_at = time.monotonic()
+        self.asked_at = time.monotonic()
         self.ready: set[int] = set()
+        self._watches: dict[int, tuple[int, dict[str, Any]]] = {}  # worker -> (pid, how to ask)
         # As they are now: a worker that is replaced later finds the same modules and files.
         self._folder = _current_folder()
         self._sys_path = [p or self._folder for p in sys.path if p or self._folder]
@@ -236,7 +238,7 @@ class ProcessPool:
             "layout": entry.describe_layout(self._station.layout),
         }
         self._wanted.add(worker)
-        self._asked_at = time.monotonic()
+        self.asked_at = time.monotonic()
         try:
             self._launcher.start(request, [self._station.arena.fd, self._carried.fd])
         except BaseException:
@@ -257,7 +259,7 @@ class ProcessPool:
         self._listen(timeout_s)
         if not self._launcher.alive():
             return self._launcher_died()
-        late = time.monotonic() - self._asked_at > _START_S
+        late = time.monotonic() - self.asked_at > _START_S
         if self._wanted and late:
             raise WorkerError(
                 f"workers {sorted(self._wanted)} did not start within {_START_S:.0f} s",
@@ -315,10 +317,15 @@ class ProcessPool:
                 self._launcher.statuses.pop(message["pid"], None)  # of an earlier process
                 _route(self._launcher, message, fds)
         while (report := self._inbox.receive()) is not None:
-            if report.kind == "hello":
-                self.ready.add(report.worker)
-            else:
-                self._reports.append(report)
+            self._note(report)
+
+    def _note(self, report: Report) -> None:
+        if report.kind == "hello":
+            self.ready.add(report.worker)
+        elif report.kind == "watch":
+            self._watches[report.worker] = report.pid, report.body
+        else:
+            self._reports.append(report)
 
     def error_of(self, cell: int, timeout_s: float = 2.0) -> Report | None:
         """Return the report of a failed cell, or None if its worker died before sending it."""
@@ -332,7 +339,20 @@ class ProcessPool:
                 return None
             received = self._inbox.receive(left)
             if received is not None:
-                self._reports.append(received)
+                self._note(received)
+
+    def place_of(self, worker: int) -> tuple[int, int | None]:
+        """Return (pid, None) of a worker; pid 0 if it has no process now. Any thread may ask."""
+        return self._pids.get(worker, 0), None
+
+    def stack_of(self, worker: int) -> str:
+        """Return the stacks of a worker's threads, or why there are none."""
+        self._listen(0.0)
+        pid, pidfd = self._pids.get(worker, 0), self._pidfds.get(worker, -1)
+        if pidfd < 0:
+            return "no stack: the launcher has not started its process yet"
+        said_by, watch = self._watches.get(worker, (0, {}))
+        return stack_of_process(pid, pidfd, watch if said_by == pid else None)
 
     def crash_of(self, worker: int) -> Report | None:
         """Return the last crash report of a worker."""
@@ -394,6 +414,7 @@ class ThreadPool:
         self.count = count
         self.restarts = 0
         self.owner = os.getpid()
+        self.asked_at = time.monotonic()
         self.ready = set(range(count))
         recipe.warm()
         self._station = station
@@ -416,6 +437,14 @@ class ThreadPool:
         with self._arrived:
             self._reports.append(report)
             self._arrived.notify_all()
+
+    def place_of(self, worker: int) -> tuple[int, int | None]:
+        """Return (this process, the thread's native id)."""
+        return self.owner, self._threads[worker].native_id if self._threads else None
+
+    def stack_of(self, worker: int) -> str:
+        """Return the stack of a worker's thread, or why there is none."""
+        return stack_of_thread(self._threads[worker])
 
     def pids(self) -> list[int]:
         """Return this process: threads have no pid of their own."""

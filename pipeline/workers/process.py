@@ -7,11 +7,13 @@ A worker holds at most one chunk. It never decides anything: which samples, wher
 random numbers stand in the work order and in the recipe.
 """
 
+import contextlib
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -49,6 +51,7 @@ class PreprocessWorker:
         self._scratch: list[np.ndarray] = []
         self._in_consumer = in_consumer
         self._generators = generators
+        self._process = os.getpid()
         self._finished: tuple[WorkOrder, list[np.ndarray]] | None = None
         self._samples = 0
         self._work_ns = 0
@@ -100,7 +103,7 @@ class PreprocessWorker:
         if self._finished is None or not self.attached.land(*self._finished, 0.0):
             return False
         self._finished = None
-        self._tell()
+        self.attached.note(stage=Stage.IDLE)
         return True
 
     def make(self, order: WorkOrder, alive: Callable[[], bool]) -> bool:
@@ -108,11 +111,13 @@ class PreprocessWorker:
         if self._fill(order) and order.buffer < 0:
             self.attached.note(stage=Stage.PLACING)
             assert self._finished is not None
+            began = time.monotonic_ns()
             while not self.attached.land(*self._finished, PATIENCE_S):
                 if not alive():
                     return False
+            self._wait_ns += time.monotonic_ns() - began
             self._finished = None
-            self._tell()
+            self.attached.note(stage=Stage.IDLE, wait_ns=self._wait_ns)
         return True
 
     def _fill(self, order: WorkOrder) -> bool:
@@ -131,8 +136,13 @@ class PreprocessWorker:
                 order.positions,
                 order.phase,
                 self._generators,
+                attached.begin,
             )
+            if os.getpid() != self._process:
+                _end_fork(None)
         except BaseException as e:  # sys.exit or KeyboardInterrupt of user code ends here too
+            if os.getpid() != self._process:
+                _end_fork(e)
             if self._in_consumer and isinstance(e, KeyboardInterrupt):
                 raise  # the user's own Ctrl-C; the engine gives the chunk back
             self._report(error_report(attached.worker, order, e))
@@ -141,26 +151,38 @@ class PreprocessWorker:
             return False
         self._samples += n
         self._work_ns += time.monotonic_ns() - began
+        # Counted before anybody can see that they are there.
+        attached.note(samples=self._samples, work_ns=self._work_ns, wait_ns=self._wait_ns)
         if fast:
             self._finished = order, [array[:n] for array in target]
         else:
             attached.commit(order)
-            self._tell()
+            attached.note(stage=Stage.IDLE)
         return True
-
-    def _tell(self) -> None:
-        self.attached.note(
-            stage=Stage.IDLE,
-            samples=self._samples,
-            work_ns=self._work_ns,
-            wait_ns=self._wait_ns,
-        )
 
     def _room(self, n: int) -> list[np.ndarray]:
         if not self._scratch or len(self._scratch[0]) < n:
             fields = self.attached.views.layout.fields
             self._scratch = [np.empty((n, *one.shape), one.dtype) for one in fields]
         return self._scratch
+
+
+def _end_fork(e: BaseException | None) -> NoReturn:
+    """End a process that code of the user forked inside a sample.
+
+    It has come back to where the sample was asked for. Going on would make it a second worker in
+    the place of its parent, which commits the same chunk.
+    """
+    status = 0
+    if isinstance(e, SystemExit):
+        status = e.code if isinstance(e.code, int) else int(e.code is not None)
+    elif e is not None:
+        traceback.print_exception(e)
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(status & 0xFF)
 
 
 def error_report(worker: int, order: WorkOrder, e: BaseException) -> Report:

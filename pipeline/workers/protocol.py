@@ -5,7 +5,7 @@
                PLACING (fast mode: waits for a free place)
 
 Work and stop travel through the arena's words. The channel carries what is rare and long:
-`hello` once, `error` for each failed sample, `crash` when the worker itself cannot go on.
+`watch` (how to see its stacks) and `hello` once, `error` for each failed sample, `crash` when the worker itself cannot go on.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Report:
     """One message of a worker.
 
     Attributes:
-        kind: "hello", "error" or "crash".
+        kind: "watch", "hello", "error" or "crash".
         worker: index in the pool.
         pid: of its process.
         body: JSON-able facts; see `pipeline.workers.process`.
