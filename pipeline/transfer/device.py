@@ -14,6 +14,7 @@ into other pinned memory. Without CUDA, batches are torch tensors that share the
 
 import copy
 import dataclasses
+import os
 import sys
 import threading
 import warnings
@@ -140,7 +141,7 @@ class Pinned:
         self._finalizer: Callable[[], Any] = lambda: None
         if not self.problem:
             # The finalizer keeps the memory too: it must outlive the registration.
-            self._finalizer = weakref.finalize(self, _unregister, backend, memory)
+            self._finalizer = weakref.finalize(self, _unregister, backend, memory, os.getpid())
 
     def close(self) -> None:
         """Unregister. Safe to call twice; no copy from the memory may be running."""
@@ -149,8 +150,9 @@ class Pinned:
         self.memory = np.empty(0, np.uint8)
 
 
-def _unregister(backend: Backend, memory: np.ndarray) -> None:
-    backend.unregister(memory.ctypes.data)
+def _unregister(backend: Backend, memory: np.ndarray, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child has no registration, and no use of its parent's device
+        backend.unregister(memory.ctypes.data)
 
 
 def pin(memory: Arena | np.ndarray, backend: Backend | None = None) -> Pinned:

@@ -425,7 +425,7 @@ def test_any_iterable_of_batches_will_do():
         assert len(list(numbers)) == 2
 
 
-def test_an_arena_is_pinned_and_lives_until_it_is_not():
+def test_an_arena_is_pinned_and_lives_until_it_is_not(monkeypatch):
     backend = Late()
     arena = Arena.create(8192, "test")
     pinned = pin(arena, backend)
@@ -442,6 +442,10 @@ def test_an_arena_is_pinned_and_lives_until_it_is_not():
     assert backend.registered == {}
     with pytest.raises(ConfigError, match="contiguous"):
         pin(np.zeros((4, 4))[:, 1], backend)
+    parents = pin(np.zeros(64), backend)
+    monkeypatch.setattr("pipeline.transfer.device.os.getpid", lambda: 1)  # as in a forked child
+    parents.close()
+    assert backend.registered
 
 
 def test_the_examples_of_the_page_run():

@@ -109,4 +109,11 @@ assert "ZeroDivisionError" in report["torch.broken"].note
 assert [str(w.message).split()[0] for w in seen] == ["torch.stubborn", "torch.broken"]
 assert report["torch.backends.cudnn.deterministic"].after == "True"
 assert "missing" in str(report) and "refused" in str(report)
+
+# a torch before 2.9 has the older names of the TF32 switches alone
+del type(torch.backends).fp32_precision
+seeding._switches = real
+names = {s.name for s in seeding.manual_seed(3).settings}
+assert not [n for n in names if "fp32_precision" in n], names
+assert "torch.backends.cudnn.allow_tf32" in names
 """)
