@@ -39,6 +39,7 @@ from pipeline.recipe import Recipe, SampleFailure
 from pipeline.state import State, short_digest
 from pipeline.stats import Stats, nothing
 from pipeline.workers import payload
+from pipeline.workers.pool import ProcessPool
 from rng import address
 
 _log = logging.getLogger("samebatch")
@@ -446,8 +447,11 @@ class DataLoader:
         code of the user therefore runs on a copy.
         """
         if self._local is None:
+            pool = getattr(self._engine, "pool", None)
             if self.num_workers == 0 or self._method == "thread" or self._recipe.native:
                 self._local = self._recipe
+            elif isinstance(pool, ProcessPool):  # the workers' memory serves this copy too
+                self._local = pool.copy_of_recipe()
             else:
                 with payload.pack(self._recipe) as carried:
                     self._local = payload.unpack(carried)
@@ -459,6 +463,8 @@ class DataLoader:
         depth = None
         if self.prefetch_factor is not None:
             depth = self.prefetch_factor * self.num_workers
+        if self._method != "thread":
+            self._local = None  # before the workers' memory is there: one copy less at a time
         return Pooled(
             self._recipe,
             self.batch_size,

@@ -16,6 +16,7 @@ from pipeline.datasets.digits import Digits
 from pipeline.datasets.image_folder import ImageFolder
 from pipeline.datasets.mapstyle import check, describe, fingerprint, settings, stands_for, versions
 from pipeline.datasets.mnist import KMNIST, MNIST, FashionMNIST
+from pipeline.datasets.strings import PackedStrings
 from pipeline.datasets.tokens import TokenWindows
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Digits",
     "FashionMNIST",
     "ImageFolder",
+    "PackedStrings",
     "TokenWindows",
     "check",
     "describe",

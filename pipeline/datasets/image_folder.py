@@ -7,8 +7,8 @@ and then its subfolders by the bytes of their paths; inside a folder the files b
 names. So the order does not hang on the file system or the locale.
 
 The table of paths is one array of bytes with offsets; sample i is
-`blob[offsets[i] : offsets[i + 1]]`, a path below the root. Nothing in it is a Python object, so the
-workers share its pages. Nothing stays open: a sample is one open, read, close.
+`blob[offsets[i] : offsets[i + 1]]`, a path below the root. Nothing in it is a Python object, and the
+workers map it in place (`pipeline.transfer.shared`). Nothing stays open: a sample is one open, read, close.
 """
 
 import logging
@@ -26,7 +26,9 @@ import PIL
 from PIL import Image, features
 
 from pipeline.datasets import common, jpeg, pixels
+from pipeline.datasets.strings import text_at
 from pipeline.errors import ConfigError, DatasetError
+from pipeline.transfer import shared
 
 _log = logging.getLogger("samebatch.datasets")
 
@@ -136,8 +138,9 @@ class ImageFolder:
         self._root = os.fsencode(os.path.expanduser(root))
         scan = _scanned(self._root, self.extensions)
         self.classes = [os.fsdecode(name) for name in scan.names]
-        self._offsets = np.array(scan.ends, np.int64)
-        self._blob = np.frombuffer(bytes(scan.blob), np.uint8)
+        self._blob, self._offsets = shared.share(
+            np.frombuffer(scan.blob, np.uint8), np.frombuffer(scan.ends, np.int64)
+        )
         self._labels = np.repeat(np.arange(len(scan.names), dtype=np.int32), scan.counts)
         self.report = scan.report(self._blob, self._offsets, self._labels)
         _check_found(self.report, self.extensions, allow_empty)
@@ -174,8 +177,7 @@ class ImageFolder:
     def path(self, i: int) -> bytes:
         """Return the path of sample `i`, as the bytes the file system knows."""
         i = self._index(i)
-        inside = self._blob[self._offsets[i] : self._offsets[i + 1]].tobytes()
-        return os.path.join(self._root, inside)
+        return os.path.join(self._root, text_at(self._blob, self._offsets, i))
 
     def decode(self, i: int) -> Image.Image:
         """Return sample `i` as a decoded Pillow image of mode `self.mode`.
@@ -332,7 +334,7 @@ class _Scan:
         """Return the report; the digest covers paths, sizes, labels and class names."""
         names = b"\0".join(self.names)
         sizes = np.array(self.sizes, np.int64)
-        little = [a.astype(a.dtype.newbyteorder("<")) for a in (offsets, sizes, labels)]
+        little = [a.astype(a.dtype.newbyteorder("<"), copy=False) for a in (offsets, sizes, labels)]
         return Report(
             root=common.printable(self.root),
             classes=tuple(common.printable(name) for name in self.names),

@@ -23,7 +23,7 @@ def work(request: dict[str, Any], fds: list[int]) -> int:
 
     Args:
         request: {"worker", "endpoint", "secret", "fast", "layout", "sys_path", "cwd"}.
-        fds: [arena, payload].
+        fds: [arena, payload, tables that are lent ...].
     """
     worker = int(request["worker"])
     outbox = channel.Outbox(request["endpoint"], request["secret"])
@@ -34,12 +34,13 @@ def work(request: dict[str, Any], fds: list[int]) -> int:
             os.chdir(request["cwd"])
         arena = Arena.attach(fds[0])
         carried = Arena.attach(fds[1], private=True)
+        lent = [Arena.attach(fd, private=True) for fd in fds[2:]]
         layout: Layout = _layout(request["layout"])
         attached = Attached(views(layout, arena.memory), worker, fast=bool(request["fast"]))
         attached.note(pid=os.getpid(), stage=Stage.STARTING, heartbeat_ns=time.monotonic_ns())
         carried.populate(write=False)
         arena.populate(write=True)
-        recipe = payload.unpack(carried)
+        recipe = payload.unpack(carried, [one.memory for one in lent])
         recipe.advise()
         preprocess = PreprocessWorker(attached, recipe, outbox.send, generators="ours")
         outbox.send(Report("hello", worker, os.getpid(), {"python": sys.version.split()[0]}))

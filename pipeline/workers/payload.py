@@ -3,30 +3,43 @@
 Objects go by cloudpickle, so that lambdas, local functions and classes of a notebook, of a script
 without a `__main__` guard or of a script on standard input arrive by value. Big arrays are not in
 the pickle: they lie beside it and are mapped copy-on-write, so all workers share one copy until
-one of them writes. Memory-mapped arrays travel as (file, offset), never as their content.
+one of them writes. Memory-mapped arrays travel as (file, offset), never as their content. Tables
+(`pipeline.transfer.shared`) are not copied at all: they are lent by their descriptors.
 """
 
 import contextlib
 import io
+import logging
 import mmap
 import os
 import pickle
 import struct
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
 
 from pipeline.errors import ConfigError
+from pipeline.transfer import shared
 from pipeline.transfer.arena import Arena
 
-_HEADER = struct.Struct("<8sQQ")  # magic, pickle_nbytes, count of (offset, nbytes)
+_log = logging.getLogger("samebatch")
+_HEADER = struct.Struct("<8sQQ")  # magic, pickle_nbytes, count of entries
 _MAGIC = b"SAMEBPAY"
-_ENTRY = struct.Struct("<QQ")
+_ENTRY = struct.Struct("<QQQ")  # memory (0: this one, k: the k-th that is lent), offset, nbytes
 _ALIGN = 64
 _SMALL_NBYTES = 1 << 15  # smaller buffers stay inside the pickle
+MOST_LENT = 6  # a message to the launcher carries so few descriptors; further tables are copied
+_HEAVY_NBYTES = 256 << 20  # Python objects of all workers together that are worth a word
+
+
+class Lent(NamedTuple):
+    """A table's memory: its descriptor, good as long as `kept` is."""
+
+    fd: int
+    kept: memoryview
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -64,8 +77,13 @@ def _open_memmap(
     return np.ndarray(shape, item, flat, below, strides)
 
 
-def pack(obj: Any) -> Arena:
+def pack(obj: Any, lent: list[Lent] | None = None) -> Arena:
     """Return shared memory that holds `obj`.
+
+    Args:
+        obj: what to send.
+        lent: tables are appended here, and named in the memory by their place; `unpack` needs them
+            in this order. None: their content is copied as that of other arrays.
 
     Raises:
         ConfigError: it cannot be pickled; the message names the object, or memory lacks.
@@ -90,18 +108,49 @@ def pack(obj: Any) -> Arena:
             "the constructor; or use num_workers=0 or worker_method='thread'",
         ) from e
     body = sink.getvalue()
+    places = [_lend(raw, lent) for raw in buffers]
     entries = []
     at = _round_up(_HEADER.size + _ENTRY.size * len(buffers) + len(body))
-    for raw in buffers:
-        entries.append((at, raw.nbytes))
-        at = _round_up(at + raw.nbytes)
+    for raw, place in zip(buffers, places, strict=True):
+        entries.append((*(place or (0, at)), raw.nbytes))
+        at = at if place else _round_up(at + raw.nbytes)
     arena = Arena.create(max(at, 1), "dataset", "a dataset of memory-mapped files is not copied")
     head = _HEADER.pack(_MAGIC, len(body), len(buffers))
     head += b"".join(_ENTRY.pack(*entry) for entry in entries)
     _write(arena.fd, 0, memoryview(head + body))
-    for (offset, _), raw in zip(entries, buffers, strict=True):
-        _write(arena.fd, offset, raw)
+    for (memory, offset, _), raw in zip(entries, buffers, strict=True):
+        if not memory:
+            _write(arena.fd, offset, raw)
     return arena
+
+
+def hint(arena: Arena, workers: int) -> None:
+    """Say in the log what to do where Python objects will fill the memory of many workers."""
+    _, nbytes, _ = _HEADER.unpack_from(arena.memory, 0)
+    if nbytes * workers >= _HEAVY_NBYTES:
+        _log.warning(
+            "samebatch: the data set and the transforms hold Python objects, %d MB when pickled; each of "
+            "%d workers keeps its own, two to four times as large. Long lists of texts take their bytes "
+            "only once as datasets.PackedStrings(texts), long lists of numbers as numpy arrays",
+            nbytes >> 20,
+            workers,
+        )
+
+
+def _lend(raw: memoryview, lent: list[Lent] | None) -> tuple[int, int] | None:
+    """Return (number of the memory that is lent, offset) if the bytes are a table's."""
+    place = None
+    if lent is not None and raw.readonly:
+        place = shared.place(np.frombuffer(raw, np.uint8).ctypes.data, raw.nbytes)
+    if lent is None or place is None:
+        return None
+    known = [one.fd for one in lent]
+    if place.fd not in known:
+        if len(lent) == MOST_LENT:
+            return None
+        known.append(place.fd)
+        lent.append(Lent(place.fd, raw))
+    return known.index(place.fd) + 1, place.offset
 
 
 @contextlib.contextmanager
@@ -118,8 +167,12 @@ def _main_by_value() -> Iterator[None]:
         cloudpickle.unregister_pickle_by_value(main)
 
 
-def unpack(arena: Arena) -> Any:
-    """Return the object; its big arrays are views of the arena's memory.
+def unpack(arena: Arena, lent: Sequence[memoryview] = ()) -> Any:
+    """Return the object; its big arrays are views of the arena's memory, or of what is lent.
+
+    Args:
+        arena: what `pack` returned, or another map of it.
+        lent: maps of the memory that `pack` appended to its `lent`, in that order.
 
     Raises:
         ConfigError: unpickling fails; the message names the error.
@@ -133,7 +186,8 @@ def unpack(arena: Arena) -> Any:
     start = _HEADER.size + count * _ENTRY.size
     body = arena.memory[start : start + body_nbytes]
     try:
-        return pickle.loads(body, buffers=[arena.memory[o : o + n] for o, n in entries])
+        memories = [arena.memory, *(one.toreadonly() for one in lent)]
+        return pickle.loads(body, buffers=[memories[k][o : o + n] for k, o, n in entries])
     except Exception as e:
         raise ConfigError(
             f"the data set or a transform can be pickled, but not unpickled: "

@@ -207,6 +207,7 @@ class ProcessPool:
         self._folder = _current_folder()
         self._sys_path = [p or self._folder for p in sys.path if p or self._folder]
         self._carried: Arena | None = None
+        self._lent: list[payload.Lent] = []
         self._closed = False
         self._inbox = Inbox()
         try:
@@ -217,7 +218,8 @@ class ProcessPool:
         _pools.add(self)
         try:
             recipe.warm()  # while the launcher comes up
-            self._carried = payload.pack(recipe)
+            self._carried = payload.pack(recipe, self._lent)
+            payload.hint(self._carried, count)
             for worker in range(count):
                 self.start(worker)
         except BaseException:
@@ -240,10 +242,21 @@ class ProcessPool:
         self._wanted.add(worker)
         self.asked_at = time.monotonic()
         try:
-            self._launcher.start(request, [self._station.arena.fd, self._carried.fd])
+            lent = [one.fd for one in self._lent]
+            self._launcher.start(request, [self._station.arena.fd, self._carried.fd, *lent])
         except BaseException:
             self._wanted.discard(worker)
             raise
+
+    def copy_of_recipe(self) -> Recipe:
+        """Return the recipe as a worker gets it; its big arrays lie in the workers' own memory."""
+        assert self._carried is not None
+        with Arena.attach(os.dup(self._carried.fd), private=True) as carried:
+            lent = [Arena.attach(os.dup(one.fd), private=True) for one in self._lent]
+            copy: Recipe = payload.unpack(carried, [one.memory for one in lent])
+            for one in lent:
+                one.close()
+            return copy
 
     def pids(self) -> list[int]:
         """Return the process ids of the workers that run."""
@@ -386,6 +399,7 @@ class ProcessPool:
         if self._carried is not None:
             self._carried.close()
             self._carried = None
+            self._lent.clear()
 
     def _forget(self) -> None:
         """In a forked child: close our copies of descriptors; the pool belongs to the parent."""

@@ -164,3 +164,50 @@ def test_packing_needs_no_module_of_the_tests():
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.strip() == "False"
+
+
+# ---------------------------------------------------------------- tables
+def test_a_table_is_lent_and_not_copied():
+    import os
+
+    from pipeline.transfer import shared
+    from pipeline.transfer.arena import Arena
+
+    numbers, other = shared.share(np.arange(1 << 18), np.arange(1 << 16))
+    lent = []
+    with payload.pack({"a": numbers, "part": numbers[7:70_000], "b": other}, lent) as arena:
+        assert arena.nbytes < 4096
+        assert len(lent) == 1
+        with Arena.attach(os.dup(lent[0].fd), private=True) as table:
+            found = payload.unpack(arena, [table.memory])
+            assert np.array_equal(found["a"], numbers)
+            assert np.array_equal(found["part"], numbers[7:70_000])
+            assert np.array_equal(found["b"], other)
+            assert np.shares_memory(found["a"], np.frombuffer(table.memory, np.uint8))
+            assert not found["a"].flags.writeable
+            del found
+
+
+def test_where_nothing_can_be_lent_a_table_is_copied():
+    from pipeline.transfer import shared
+
+    tables = [shared.share(np.full(1 << 20, i, np.uint8))[0] for i in range(payload.MOST_LENT + 2)]
+    assert [int(t[-1]) for t in _sent(tables)] == list(range(payload.MOST_LENT + 2))
+    lent = []
+    with payload.pack(tables, lent) as arena:
+        assert len(lent) == payload.MOST_LENT
+        assert arena.nbytes > 2 << 20
+        found = payload.unpack(arena, [one.kept for one in lent])
+        assert [int(t[-1]) for t in found] == list(range(payload.MOST_LENT + 2))
+        del found
+
+
+def test_many_python_objects_are_spoken_of(caplog, monkeypatch):
+    monkeypatch.setattr(payload, "_HEAVY_NBYTES", 8 << 20)
+    names = [f"{i:040}" for i in range(50_000)]
+    with caplog.at_level("WARNING", "samebatch"), payload.pack(names) as arena:
+        payload.hint(arena, 2)
+        assert not caplog.records
+        payload.hint(arena, 8)
+    assert "2 MB when pickled; each of 8 workers" in caplog.text
+    assert "datasets.PackedStrings(texts)" in caplog.text
