@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: demo test test-long lint clean
+.PHONY: demo test test-long lint bench bench-peers bench-report clean
 
 $(STAMP): pyproject.toml setup.py pipeline/datasets/region.c
 	$(PYTHON) -c "import sys; sys.exit('samebatch needs Python 3.11 or newer, this is ' + sys.version.split()[0]) if sys.version_info < (3, 11) else None"
@@ -27,6 +27,19 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	$(BIN)/samebatch bench
+
+# Peers beside ours, each in its own environment: about 20 minutes, resumable. BENCH="--all" measures
+# everything, BENCH="--peers torch,spdl" only these (see benchmarks/README.md).
+BENCH ?=
+bench-peers:
+	$(PYTHON) benchmarks/run.py $(BENCH)
+	$(PYTHON) benchmarks/report.py
+
+bench-report:
+	$(PYTHON) benchmarks/report.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
