@@ -1,6 +1,7 @@
 """The `samebatch` command.
 
 samebatch run CONFIG [--set key=value] [--epochs N] [--state FILE]
+samebatch bench [--workers N] [--rounds N] [--json FILE]
 samebatch demo
 samebatch quality [--only SOURCE] [--words N] [--long] [--png FILE]
 """
@@ -73,6 +74,13 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
     demo.add_argument("--workers", type=int, default=0, help=argparse.SUPPRESS)
     demo.set_defaults(command=_demo)
 
+    bench = commands.add_parser("bench", help="measure the loader's speed on this machine")
+    bench.set_defaults(command=_bench)
+    if "bench" in argv:
+        from pipeline import bench as speed
+
+        speed.add_options(bench)
+
     text = "test the random words, and known generators beside them"
     quality = commands.add_parser("quality", help=text, description=f"{text.capitalize()}.")
     quality.set_defaults(command=_quality)
@@ -96,6 +104,12 @@ def _demo(options: argparse.Namespace) -> int:
     if options.continue_from:
         return demo.continue_from(Path(options.continue_from), options.workers, options.epochs)
     return demo.main(options.epochs)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from pipeline import bench
+
+    return bench.report(options.workers, options.rounds, options.quick, options.json)
 
 
 def _quality(options: argparse.Namespace) -> int:

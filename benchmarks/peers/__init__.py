@@ -119,7 +119,7 @@ PEERS = {
         Peer("ffcv", "ffcvs:Ffcv", "ffcv", "ffcv.loader", _FIVE, (1, 2, 4),
              ".beton files, os_cache; W1's erasing is a compiled operation of ours; W2 written "
              "again at quality 90", prepares=_FIVE),
-        Peer("streaming", "streamings:Mosaic", "streaming", "streaming", _FIVE, (0, 1, 2),
+        Peer("streaming", "streamings:Mosaic", "streaming", "peers.streamings", _FIVE, (0, 1, 2),
              "MosaicML StreamingDataset (MDS, local) and StreamingDataLoader", resumes=True,
              prepares=_FIVE),
         Peer("litdata", "litdatas:Lit", "litdata", "litdata", _FIVE, (0, 1, 2),

@@ -98,9 +98,8 @@ def _normalised(x: Any) -> Any:
 def _fed(one: Work, seed: int, layout: str = "") -> Any:
     from nvidia.dali import fn
 
-    return fn.external_source(
-        source=Feed(one, seed), num_outputs=2, batch=True, layout=[layout, ""]
-    )
+    source = Feed(one, seed)
+    return tuple(fn.external_source(source=source, num_outputs=2, batch=True, layout=[layout, ""]))
 
 
 def _in_memory(one: Work, seed: int) -> Any:

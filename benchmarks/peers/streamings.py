@@ -1,6 +1,14 @@
-"""MosaicML Streaming, from local MDS shards."""
+"""MosaicML Streaming, from local MDS shards.
 
+It imports torchvision for base classes of datasets that nobody uses here; where the wheel does not fit
+the processor-only torch, empty modules stand in for it.
+"""
+
+import importlib
+import importlib.machinery
 import shutil
+import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +18,30 @@ from workloads import Work
 
 from peers import Adapter
 from peers.torchs import generator, start, start_worker
+
+
+def _stand_in() -> None:
+    for name, member in (
+        ("torchvision", ""),
+        ("torchvision.datasets", "VisionDataset"),
+        ("torchvision.transforms", ""),
+        ("torchvision.transforms.functional", "to_tensor"),
+    ):
+        module = types.ModuleType(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        module.__path__ = []
+        if member:
+            setattr(module, member, type(member, (), {}))
+        sys.modules[name] = module
+
+
+try:
+    importlib.import_module("torchvision")
+except (ImportError, RuntimeError):  # its compiled operators belong to another torch
+    for broken in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[broken]
+    _stand_in()
+importlib.import_module("streaming")
 
 _COLUMNS = {
     "W1": "ndarray:uint8:32,32,3",
