@@ -60,13 +60,14 @@ def share(*arrays: Table) -> tuple[Table, ...]:
         views = [array.view() for array in arrays]
     else:
         arena = Arena.create(end, "table")
+        memory = np.frombuffer(arena.memory, np.uint8)
         views = [
-            np.frombuffer(arena.memory, array.dtype, array.size, start).reshape(array.shape)
+            memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
             for array, start in zip(arrays, starts, strict=True)
         ]
         for view, array in zip(views, arrays, strict=True):
             view[...] = array
-        address = np.frombuffer(arena.memory, np.uint8).ctypes.data
+        address = memory.ctypes.data
         _known[address] = _Known(end, arena.fd)
         weakref.finalize(arena.mapping, _forget, address, arena.fd)
     for view in views:
