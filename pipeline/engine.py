@@ -33,7 +33,10 @@ from pipeline.workers.protocol import EXIT_CRASH, Report
 # (a batch to look at again, the last of the epoch before).
 HELD = 4
 _PATIENCE_S = 0.02
-_START_S = 30.0  # workers that take longer to start are subject to `timeout`
+LEAVE_S = 5.0  # how long workers may finish their sample when the loader closes
+HURRY_S = 0.5  # … after an error, and at the end of the process
+START_S = 30.0  # workers that take longer to start are subject to `timeout`
+_PAUSED_S = 2.0  # a consumer that waits looks fifty times a second
 _LOOK_S = 0.25  # how often workers are looked at while batches keep coming
 _MAX_KILLS = 5  # a chunk that kills so many workers is given up
 _CHUNK_NBYTES = 4 << 20  # most bytes of a bulk chunk; measured: half a batch of 6 MB beats less
@@ -124,6 +127,9 @@ class Engine(Protocol):
 
     def close(self, *, hurry: bool = False) -> None:
         """Give everything back; in a hurry, kill what does not stop at once."""
+
+    def interrupt(self, e: BaseException) -> None:
+        """Let the thread that waits in `take` raise `e` instead, soon."""
 
     def pids(self) -> list[int]:
         """Return the worker processes."""
@@ -221,6 +227,9 @@ class Inline:
     def cancel(self) -> None:
         """Abandon the pass."""
         self._pass = None
+
+    def interrupt(self, e: BaseException) -> None:
+        """Do nothing: a sample that is being made in this process cannot be interrupted."""
 
     def close(self, *, hurry: bool = False) -> None:
         """Abandon the pass; there is nothing else to give back."""
@@ -324,6 +333,8 @@ class Pooled:
         self._deaths = 0  # since the last batch
         self._looked_at = time.monotonic()
         self._deadline = math.inf
+        self._checked = time.monotonic()
+        self._interrupt: BaseException | None = None
         self._clock = Clock()
         self._watch = Watch(self.station, self.pool, recipe, workers)
 
@@ -384,9 +395,18 @@ class Pooled:
             WorkerError: workers die again and again, or nothing came for `timeout_s`.
         """
         self._clock.enter()
-        batch = self._take()
+        try:
+            batch = self._take()
+        except Exception:
+            self._heed()
+            raise
         self._clock.leave(batch is not None)
         return batch
+
+    def _heed(self) -> None:
+        """Raise what `interrupt` was given: this engine is being closed, whatever else went wrong."""
+        if self._interrupt is not None:
+            raise self._interrupt from None
 
     def _take(self) -> Batch | None:
         one = self._pass
@@ -396,7 +416,8 @@ class Pooled:
             self._pass = None
             self._steps.clear()
             return None
-        self._deadline = time.monotonic() + self._timeout_s if self._timeout_s else math.inf
+        self._checked = time.monotonic()
+        self._deadline = self._checked + self._timeout_s if self._timeout_s else math.inf
         self._feed()
         while not self._steps and self._next < one.steps:
             # Every buffer is still being filled by stragglers of an abandoned pass.
@@ -472,10 +493,13 @@ class Pooled:
 
     def _check(self) -> None:
         assert self._pass is not None
-        now = time.monotonic()
+        now, before = time.monotonic(), self._checked
+        self._checked = now
+        if now - before > _PAUSED_S:
+            self._deadline += now - before  # everybody was stopped (Ctrl-Z), not only the workers
         if not self._timeout_s:
             self._watch.look(self._pass.locate)
-        elif not self.pool.ready and now - self.pool.asked_at < _START_S:
+        elif not self.pool.ready and now - self.pool.asked_at < START_S:
             self._deadline = now + self._timeout_s  # start-up does not count
         elif now > self._deadline:
             raise self._watch.timed_out(self._timeout_s, self._pass.locate)
@@ -501,6 +525,7 @@ class Pooled:
         return self._recipe.native and self._recipe.bulk
 
     def _look(self) -> None:
+        self._heed()
         self._looked_at = time.monotonic()
         for death in self.pool.poll():
             self._replace(death)
@@ -571,10 +596,17 @@ class Pooled:
         return Stats(kind, epoch, offset, workers, ring, consumer, self.pool.restarts, bottleneck)
 
     def close(self, *, hurry: bool = False) -> None:
-        """Stop the workers and give the memory back; batches held by the user stay valid."""
-        self.cancel()
-        self.pool.close(0.5 if hurry else 5.0)
+        """Stop the workers and give the memory back; batches held by the user stay valid.
+
+        May be interrupted anywhere, and called again to go on.
+        """
+        self._pass = None
+        self.pool.close(HURRY_S if hurry else LEAVE_S)
         self.station.close()
+
+    def interrupt(self, e: BaseException) -> None:
+        """Let the thread that waits in `take` raise `e` instead, soon."""
+        self._interrupt = e
 
     def forget(self) -> None:
         """In a forked child: close our copy of the descriptor; all else belongs to the parent."""

@@ -20,7 +20,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -33,7 +33,7 @@ from pipeline import audit as audits
 from pipeline import datasets
 from pipeline.config import Config, build_dataset, build_transforms
 from pipeline.engine import Batch, Engine, Inline, Pass, Pooled, sample_error
-from pipeline.errors import ConfigError, SampleError, StateError
+from pipeline.errors import ConfigError, SampleError, StateError, WorkerError
 from pipeline.plan import ORDERS, TAILS, Coverage, Listed, Order, Plan, make_order, sampled
 from pipeline.recipe import Recipe, SampleFailure
 from pipeline.state import State, short_digest
@@ -45,6 +45,9 @@ from rng import address
 _log = logging.getLogger("samebatch")
 MODES = ("reproducible", "fast")
 _METHODS = {"fork": "fork", "forkserver": "fork", "spawn": "spawn", "thread": "thread"}
+_CLOSE_S = 10.0  # how long `close` waits for another thread to leave the loader
+_EXIT_S = 2.0  # the same at the end of the process
+_TRIES = 5
 _live: "weakref.WeakSet[DataLoader]" = weakref.WeakSet()
 
 
@@ -152,6 +155,7 @@ class DataLoader:
         audit: str | os.PathLike[str] | None = None,
     ) -> None:
         self._engine: Engine | None = None
+        self._closing: Engine | None = None  # one whose `close` has not come to its end
         datasets.check(dataset)
         for name, value, plain in (
             ("batch_sampler", batch_sampler, None),
@@ -487,15 +491,15 @@ class DataLoader:
         delivered = self._deliver(batch.arrays)
         real = np.arange(len(batch.ids)) < batch.real
         before = self._offset, None if self._coverage is None else self._coverage.copy()
-        self._advance(one, batch)
         try:
+            self._advance(one, batch)
             if self.digest is not None:
                 print_ = self.digest.add(batch.arrays, batch.ids, batch.positions)
                 self._write_audit(one.epoch, batch, print_)
+            self.last = BatchInfo(one.epoch, batch.step, batch.positions, batch.ids, real)
         except BaseException:  # it does not reach the user: it was not delivered
             self._offset, self._coverage = before
             raise
-        self.last = BatchInfo(one.epoch, batch.step, batch.positions, batch.ids, real)
         return delivered
 
     def _advance(self, one: Pass, batch: Batch) -> None:
@@ -723,20 +727,69 @@ class DataLoader:
 
     # ------------------------------------------------------------ ending
     def close(self) -> None:
-        """Stop the workers and give memory back. The loader can be iterated again afterwards."""
-        self._abandon()
-        self._close_engine()
+        """Stop the workers and give memory back. The loader can be iterated again afterwards.
+
+        A thread that waits for a batch meanwhile gets a WorkerError.
+
+        Raises:
+            WorkerError: another thread makes a sample in this process and does not come back.
+        """
+        closed = WorkerError(
+            "the loader was closed by another thread while this one waited for a batch",
+            do="let the thread that iterates stop first",
+        )
+        if not self._hold(closed, _CLOSE_S):
+            raise WorkerError(
+                f"cannot close: another thread has been making a batch for {_CLOSE_S:.0f} s",
+                do="let the thread that iterates stop first",
+            )
+        try:
+            if self._engine is not None:
+                self._engine.interrupt(closed)  # a signal handler of this thread may close it
+            to_the_end(self._abandon, self._close_engine)
+        finally:
+            self._lock.release()
+
+    def _fail(self, e: BaseException) -> None:
+        """After an error: the loader stays before this batch, and the next pass begins there."""
+
+        def end() -> None:
+            if not isinstance(e, SampleError):  # Ctrl-C comes at any moment: start afresh
+                self._close_engine(hurry=True)
+
+        def stay() -> None:
+            self._abandon()
+            self._fresh = True
+
+        try:
+            to_the_end(end, stay)
+        except BaseException:  # a second Ctrl-C, while the loader was cleaning up
+            to_the_end(lambda: self._close_engine(hurry=True))
+            raise
+
+    def _hold(self, e: BaseException, patience_s: float) -> bool:
+        """Take the lock; a thread that waits for a batch raises `e`. False if it does not come back."""
+        if self._lock.acquire(blocking=False):
+            return True
+        engine = self._engine
+        if engine is not None:
+            engine.interrupt(e)
+        return self._lock.acquire(timeout=patience_s)
 
     def _close_engine(self, *, hurry: bool = False) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            try:
-                self._last_stats = engine.stats(self._epoch, self._offset)
-            finally:
-                engine.close(hurry=hurry)
+        """Close the engine; if this is interrupted, the next call goes on, in a hurry."""
+        hurry = hurry or self._closing is not None
+        if self._engine is not None:
+            engine, self._closing, self._engine = self._engine, self._engine, None
+            self._last_stats = engine.stats(self._epoch, self._offset)
+        if self._closing is not None:
+            self._closing.close(hurry=hurry)
+            self._closing = None
 
     def _leave_to_parent(self) -> None:
         """In a forked child: the workers are the parent's; ours start when they are needed."""
+        self._lock = threading.RLock()  # a thread that this process does not have may hold it
+        self._closing = None
         if isinstance(self._engine, Pooled):
             engine, self._engine = self._engine, None
             engine.forget()
@@ -757,7 +810,12 @@ class DataLoader:
 
     def worker_pids(self) -> list[int]:
         """Return the process ids of the worker processes that run now."""
-        return self._engine.pids() if self._engine is not None else []
+        if not self._lock.acquire(blocking=False):  # another thread iterates: only look
+            return [one.pid for one in self.stats().workers if one.pid]
+        try:
+            return self._engine.pids() if self._engine is not None else []
+        finally:
+            self._lock.release()
 
     @property
     def buffers(self) -> np.ndarray | None:
@@ -833,12 +891,8 @@ class _Iterator:
             self._over = True
             raise
         except BaseException as e:
-            # Nothing is lost: the loader stays before this batch, and the next pass begins there.
-            loader._abandon()
-            loader._fresh = True
             self._over = True
-            if not isinstance(e, SampleError):
-                loader._close_engine(hurry=True)  # Ctrl-C comes at any moment: start afresh
+            loader._fail(e)
             raise
 
 
@@ -966,7 +1020,29 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def to_the_end(*steps: Callable[[], None]) -> None:
+    """Run each step to its end. One that is interrupted (Ctrl-C, a handler of the user that raises) is
+    run again, a few times at most; then the interruption is raised.
+    """
+    interruption: BaseException | None = None
+    for step in steps:
+        for _ in range(_TRIES):
+            try:
+                step()
+                break
+            except BaseException as e:
+                interruption = interruption or e
+    if interruption is not None:
+        raise interruption
+
+
 @atexit.register
 def _close_all() -> None:
     for loader in list(_live):
-        loader._close_engine(hurry=True)
+        # SystemExit ends a thread without a word. One that does not come back ends with the process,
+        # and so do the workers.
+        if loader._hold(SystemExit(), _EXIT_S):
+            try:
+                loader._close_engine(hurry=True)
+            finally:
+                loader._lock.release()

@@ -12,6 +12,7 @@ It dies with the loader's process (end of file on the socket), and its workers d
 interpreter of its own, started by the same launcher.
 """
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -25,6 +26,7 @@ import traceback
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _POLL_MS = 500
 MAX_MESSAGE_NBYTES = 1 << 16
 
@@ -37,7 +39,8 @@ def main(argv: list[str]) -> None:
 
 def _serve(sock: socket.socket, method: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the parent's business
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the thread that began us had blocked
+    _adopt_orphans()
     parent = os.getppid()
     if method == "fork":
         _warm()
@@ -68,12 +71,15 @@ def _serve(sock: socket.socket, method: str) -> None:
                 _end(workers)
                 return
             request = json.loads(data)
-            pid = _start(request, fds, method, [sock.fileno(), wake_r, wake_w])
-            workers.add(pid)
-            pidfd = os.pidfd_open(pid)
-            started = {"event": "started", "worker": request["worker"], "pid": pid}
-            _send(sock, started | {"token": request["token"]}, [pidfd])
-            for fd_ in (*fds, pidfd):
+            whose = {"worker": request["worker"], "token": request["token"]}
+            try:
+                pid = _start(request, fds, method, [sock.fileno(), wake_r, wake_w])
+                workers.add(pid)
+                fds.append(os.pidfd_open(pid))
+                _send(sock, {"event": "started", "pid": pid, **whose}, fds[-1:])
+            except OSError as e:
+                _send(sock, {"event": "failed", "why": str(e), **whose})
+            for fd_ in fds:
                 os.close(fd_)
         for pid, status in _reap(workers):
             _send(sock, {"event": "exited", "pid": pid, "status": status})
@@ -101,6 +107,7 @@ def _start(request: dict[str, Any], fds: list[int], method: str, own: list[int])
             arguments = [json.dumps(sys.path), json.dumps(request), json.dumps(fds)]
             os.execv(sys.executable, [sys.executable, "-P", "-c", code, *arguments])
         status = _work(request, fds)
+        atexit._run_exitfuncs()  # what the user's code has registered, e.g. the end of its processes
     except BaseException:
         traceback.print_exc()
     finally:
@@ -130,26 +137,44 @@ def _die_with_parent(parent: int) -> None:
 
 def _reap(workers: set[int]) -> list[tuple[int, int]]:
     gone = []
-    while workers:
+    while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             break
         if pid == 0:
             break
-        workers.discard(pid)
-        gone.append((pid, os.waitstatus_to_exitcode(status)))
+        if pid in workers:  # no orphan
+            workers.discard(pid)
+            gone.append((pid, os.waitstatus_to_exitcode(status)))
     return gone
 
 
+def _adopt_orphans() -> None:
+    """Become the parent of processes that code of the user started in a worker that then died.
+
+    Nobody else would end them: e.g. the children of a multiprocessing.Pool wait for ever.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 def _end(workers: set[int]) -> None:
-    """Leave no worker behind: they were told to stop already, or their loader is dead."""
-    for pid in workers:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    for pid in workers:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, 0)
+    """Leave no process behind: workers were told to stop already, or their loader is dead."""
+    left = workers | _children()
+    while left:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in left:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        left = _children()  # their children are ours now
+
+
+def _children() -> set[int]:
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as f:
+        return set(map(int, f.read().split()))
+    return set()
 
 
 def _send(sock: socket.socket, message: dict[str, Any], fds: list[int] | None = None) -> None:

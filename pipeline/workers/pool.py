@@ -7,6 +7,7 @@ waits, so nothing runs in the background of the user's process.
 import contextlib
 import json
 import os
+import resource
 import secrets
 import select
 import signal
@@ -111,8 +112,17 @@ class _Launcher:
         return self.pid_of_creator == os.getpid() and self._process.poll() is None
 
     def release(self) -> None:
+        self.let_go()
+        self.end_if_unused()
+
+    def let_go(self) -> None:
+        """One user less."""
         with self._lock:
             self.users -= 1
+
+    def end_if_unused(self) -> None:
+        """End the process if nobody uses it. May be interrupted, and called again."""
+        with self._lock:
             if self.users or self.pid_of_creator != os.getpid():
                 return
             if self._live.get(self.method) is self:
@@ -166,6 +176,7 @@ def _interpreter_flags() -> list[str]:
 
 def _forget_after_fork() -> None:
     """A forked child of the user must not hold the sockets whose end of file means our death."""
+    _Launcher._lock = threading.RLock()  # a thread that this process does not have may hold it
     for launcher in _Launcher._live.values():
         with contextlib.suppress(OSError):
             os.close(launcher._socket.detach())
@@ -200,6 +211,7 @@ class ProcessPool:
         self._pids: dict[int, int] = {}  # worker -> pid
         self._pidfds: dict[int, int] = {}  # worker -> pidfd
         self._wanted: set[int] = set()  # asked for, not started yet
+        self._refused = ""  # why one of them cannot be started
         self.asked_at = time.monotonic()
         self.ready: set[int] = set()
         self._watches: dict[int, tuple[int, dict[str, Any]]] = {}  # worker -> (pid, how to ask)
@@ -208,7 +220,7 @@ class ProcessPool:
         self._sys_path = [p or self._folder for p in sys.path if p or self._folder]
         self._carried: Arena | None = None
         self._lent: list[payload.Lent] = []
-        self._closed = False
+        self._closed = self._let_go = False
         self._inbox = Inbox()
         try:
             self._launcher = _Launcher.get(method)
@@ -270,6 +282,12 @@ class ProcessPool:
             WorkerError: the launcher cannot start them.
         """
         self._listen(timeout_s)
+        if self._refused:
+            raise WorkerError(
+                f"a worker process cannot be started: {self._refused}",
+                do="raise the limits of processes, open files and memory (ulimit -u, -n, -v), or lower "
+                "num_workers; num_workers=0 and worker_method='thread' need no process",
+            )
         if not self._launcher.alive():
             return self._launcher_died()
         late = time.monotonic() - self.asked_at > _START_S
@@ -329,6 +347,8 @@ class ProcessPool:
             elif message["event"] == "started":
                 self._launcher.statuses.pop(message["pid"], None)  # of an earlier process
                 _route(self._launcher, message, fds)
+            elif message["event"] == "failed":
+                _refuse(self._launcher, message)
         while (report := self._inbox.receive()) is not None:
             self._note(report)
 
@@ -378,10 +398,12 @@ class ProcessPool:
         self._reports.clear()
 
     def close(self, patience_s: float = _LEAVE_S) -> None:
-        """Stop every worker, waiting for the sample it works on, `patience_s` at most."""
+        """Stop every worker, waiting for the sample it works on, `patience_s` at most.
+
+        May be interrupted anywhere, and called again to go on.
+        """
         if self._closed or self.owner != os.getpid():
             return
-        self._closed = True
         self._station.stop()
         deadline = time.monotonic() + patience_s
         while self._wanted and self._launcher.alive() and time.monotonic() < deadline:
@@ -394,12 +416,16 @@ class ProcessPool:
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
                 poll.poll(1000)
             self._bury(worker)
-        self._launcher.release()
+        if not self._let_go:
+            self._let_go = True
+            self._launcher.let_go()
+        self._launcher.end_if_unused()
         self._inbox.close()
         if self._carried is not None:
             self._carried.close()
             self._carried = None
             self._lent.clear()
+        self._closed = True
 
     def _forget(self) -> None:
         """In a forked child: close our copies of descriptors; the pool belongs to the parent."""
@@ -415,10 +441,23 @@ def _route(launcher: _Launcher, message: dict[str, Any], fds: list[int]) -> None
     for pool in list(_pools):
         if pool._launcher is launcher and message["token"] == pool.token:
             pool._wanted.discard(message["worker"])
+            if not fds:  # the system had no descriptor left for it
+                limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+                pool._refused = f"all {limit} descriptors of this process are in use"
+                return
             pool._pids[message["worker"]] = message["pid"]
             pool._pidfds[message["worker"]] = fds[0]
             return
-    os.close(fds[0])
+    for fd in fds:
+        os.close(fd)
+
+
+def _refuse(launcher: _Launcher, message: dict[str, Any]) -> None:
+    """Tell the pool that asked that the launcher cannot start a worker."""
+    for pool in list(_pools):
+        if pool._launcher is launcher and message["token"] == pool.token:
+            pool._wanted.discard(message["worker"])
+            pool._refused = message["why"]
 
 
 class ThreadPool:
