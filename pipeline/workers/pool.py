@@ -273,7 +273,8 @@ class ProcessPool:
     def pids(self) -> list[int]:
         """Return the process ids of the workers that run."""
         self._listen(0.0)
-        return list(self._pids.copy().values())
+        begun = {w: self._station.line(w).pid for w in self._wanted}  # before the launcher says so
+        return list((self._pids | {w: pid for w, pid in begun.items() if pid}).values())
 
     def poll(self, timeout_s: float = 0.0) -> list[Death]:
         """Return the workers that died since the last call.
