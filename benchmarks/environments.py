@@ -37,7 +37,9 @@ def make(name: str) -> str:
     """Make an environment unless it is there; return "" or why it cannot be had."""
     folder, wanted = VENVS / name, REQUIREMENTS[name]
     stamp = folder / "installed"
-    asked = "\n".join(wanted) + ((ROOT / "pyproject.toml").read_text() if name == "samebatch" else "")
+    asked = "\n".join(wanted) + (
+        (ROOT / "pyproject.toml").read_text() if name == "samebatch" else ""
+    )
     digest = hashlib.sha256(asked.encode()).hexdigest()
     if stamp.exists() and stamp.read_text() == digest:
         return ""
