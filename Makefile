@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: demo test test-long lint bench bench-peers bench-report clean
+.PHONY: demo test test-long lint bench bench-peers bench-report bench-scale clean
 
 $(STAMP): pyproject.toml setup.py pipeline/datasets/region.c
 	$(PYTHON) -c "import sys; sys.exit('samebatch needs Python 3.11 or newer, this is ' + sys.version.split()[0]) if sys.version_info < (3, 11) else None"
@@ -40,6 +40,9 @@ bench-peers:
 
 bench-report:
 	$(PYTHON) benchmarks/report.py
+
+bench-scale: $(STAMP)
+	PYTHONPATH=. $(BIN)/python benchmarks/scale.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

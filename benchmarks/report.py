@@ -77,7 +77,7 @@ def short(value: float) -> str:
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
-    lines = ["| " + " | ".join(head) + " |", "|---" * 1 + "|---:" * (len(head) - 1) + "|"]
+    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
     return [*lines, *("| " + " | ".join(row) + " |" for row in rows), ""]
 
 
@@ -128,11 +128,9 @@ def summary(found: Results) -> list[str]:
 
 
 def _modes(found: Results, work: str) -> str:
-    pairs = (("samebatch:2", "samebatch_fast:2"),)
-    for over, under in pairs:
-        if {over, under} <= set(found.rates[work]):
-            return shown(found.ratio(work, over, under))
-    return "-"
+    over, under = "samebatch:2", "samebatch_fast:2"
+    both = {over, under} <= set(found.rates[work])
+    return shown(found.ratio(work, over, under)) if both else "-"
 
 
 def lost(found: Results) -> list[str]:
@@ -148,8 +146,8 @@ def lost(found: Results) -> list[str]:
     lines = []
     for work in WORKS:
         contenders = found.rates.get(work, {})
-        ours = [n for n in contenders if n.partition(":")[0] in OURS]
-        peers = [n for n in contenders if n not in ours]
+        ours = [n for n in contenders if n.partition(":")[0] in OURS and "fast" not in n]
+        peers = [n for n in contenders if n.partition(":")[0] not in OURS]
         for what, unit, high in measures if ours and peers else ():
             sign = 1 if high else -1
 

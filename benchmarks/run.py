@@ -44,7 +44,7 @@ MAIN = {
            "torch_batch:0", "spdl:2"),
     "W2": ("samebatch:2", "samebatch_threads:2", "samebatch_fast:2", "torch:2", "torch_pillow:2",
            "spdl:2", "grain_threads:2"),
-    "W3": ("samebatch:2", "samebatch:0", "samebatch_threads:2", "samebatch_fast:2",
+    "W3": ("samebatch:2", "samebatch:0", "samebatch_threads:2", "samebatch_fast:2", "torch:2",
            "torch_batch:0", "spdl:2", "ffcv:2"),
     "W4": ("samebatch:2", "samebatch:0", "samebatch_threads:2", "samebatch_fast:2", "torch:2",
            "torch_batch:0", "ffcv:2"),
