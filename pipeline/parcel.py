@@ -41,7 +41,7 @@ class DamagedParcel(ValueError):
     """This memory holds no parcel."""
 
 
-def _nowhere(raw: memoryview) -> tuple[int, int] | None:
+def _nowhere(_raw: memoryview) -> tuple[int, int] | None:
     return None
 
 
