@@ -92,7 +92,7 @@ def test_text_may_be_a_sample_by_itself_and_any_kind_of_it():
 
 def test_a_text_that_becomes_a_number_is_refused_and_named():
     loader = DataLoader([("a", 1), (2, 1)], 2)
-    with pytest.raises(SampleError, match="the first sample.s was text or None"):
+    with pytest.raises(SampleError, match=r"the first sample.s was text or None"):
         list(loader)
 
 
