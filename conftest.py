@@ -2,7 +2,11 @@
 
 import importlib.util
 
-_NEEDS = {"torch": ["rng/torch/*", "rng/gpu.py", "pipeline/torch.py"], "triton": ["rng/gpu.py"]}
+_NEEDS = {
+    "torch": ["rng/torch/*", "rng/gpu.py", "pipeline/torch.py", "pipeline/torch_samplers.py"],
+    "triton": ["rng/gpu.py"],
+    "transformers": ["pipeline/integrations.py"],
+}
 collect_ignore_glob = [
     path
     for package, paths in _NEEDS.items()

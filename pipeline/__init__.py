@@ -13,6 +13,9 @@ position).
 [((4, 3, 4, 4), [6, 1, 3, 7]), ((4, 3, 4, 4), [0, 5, 2, 4])]
 """
 
+import importlib as _importlib
+from typing import Any as _Any
+
 import rng as _rng
 
 if not hasattr(_rng, "STREAM_VERSION"):
@@ -52,3 +55,9 @@ __all__ = [
     "load_config",
     "to_device",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    if name == "torch":  # imports torch, so it waits until it is asked for
+        return _importlib.import_module("pipeline.torch")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
