@@ -9,6 +9,7 @@ Both give the same bytes: they only decide who calls `Recipe.fill`.
 
 import math
 import os
+import sys
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -152,7 +153,8 @@ def sample_error(
     """Return the error the user sees for a sample that failed in a pass, made by `who`."""
     told = describe_error(failure.__cause__) if failure.__cause__ else {"type": "", "message": ""}
     name, message = kind or told["type"], text or told["message"]
-    return SampleError(
+    return SampleError.like(
+        type(failure.__cause__) if failure.__cause__ else _known(name),
         f"sample {failure.sample_id} ({datasets.describe(recipe.dataset, failure.sample_id)}) "
         f"failed in {failure.stage}: {name.removeprefix('builtins.')}: {message}",
         where=f"{one.locate(failure.position)} {who}".rstrip(),
@@ -163,6 +165,14 @@ def sample_error(
         stage=failure.stage,
         type=name,
     )
+
+
+def _known(name: str) -> type[BaseException] | None:
+    """Return a type of exception by the name a worker gave, if this process has it."""
+    module, _, rest = name.rpartition(".")
+    found: Any = sys.modules.get(module)
+    kind = getattr(found, rest, None)
+    return kind if isinstance(kind, type) and issubclass(kind, BaseException) else None
 
 
 def empty_batch(recipe: Recipe, step: int) -> Batch:

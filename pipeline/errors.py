@@ -12,6 +12,7 @@ Every message says what happened with ids and numbers; then, each on a line of i
 what to do. Errors are picklable and keep their fields in `.fields`.
 """
 
+import functools
 from typing import Any
 
 
@@ -28,7 +29,11 @@ class SamebatchError(Exception):
             lines.append(f"  where: {where}")
         if do:
             lines.append(f"  do: {do}")
-        super().__init__("\n".join(lines))
+        self._text = "\n".join(lines)
+        super().__init__(self._text)
+
+    def __str__(self) -> str:
+        return self._text
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.what, self.where, self.do, self.fields)
@@ -49,7 +54,48 @@ class DatasetError(SamebatchError, ValueError):
 
 
 class SampleError(SamebatchError, RuntimeError):
-    """One sample failed; the message names its index, path, epoch, position and worker."""
+    """One sample failed; the message names its index, path, epoch, position and worker.
+
+    It is also of the type that was raised, where that is known here: `except KeyError` works.
+    """
+
+    @classmethod
+    def like(cls, kind: type[BaseException] | None, what: str, **facts: Any) -> "SampleError":
+        """Return a SampleError that is also of another type of exception, if there can be one.
+
+        Args:
+            kind: of what was raised.
+            what: message.
+            facts: `where`, `do` and fields.
+        """
+        both = _both(kind) if kind is not None else None
+        if both is not None:
+            try:
+                return both(what, **facts)
+            except Exception:  # its constructor does not allow it
+                return cls(what, **facts)
+        return cls(what, **facts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kind = getattr(type(self), "_kind", None)
+        return _rebuild_like, (kind, self.what, self.where, self.do, self.fields)
+
+
+@functools.cache
+def _both(kind: Any) -> type[SampleError] | None:
+    no = (SamebatchError, StopIteration, StopAsyncIteration)  # those would end a loop silently
+    if not issubclass(kind, Exception) or issubclass(kind, no) or issubclass(SampleError, kind):
+        return None
+    try:
+        return type("SampleError", (SampleError, kind), {"_kind": kind, "__module__": __name__})
+    except TypeError:  # two layouts that do not go together
+        return None
+
+
+def _rebuild_like(
+    kind: type[BaseException] | None, what: str, where: str, do: str, fields: dict[str, Any]
+) -> SampleError:
+    return SampleError.like(kind, what, where=where, do=do, **fields)
 
 
 class StateError(SamebatchError, ValueError):

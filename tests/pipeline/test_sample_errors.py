@@ -1,5 +1,6 @@
 """A sample that fails: who, where and why are told, nothing hangs, nothing is lost."""
 
+import pickle
 import sys
 import threading
 
@@ -336,3 +337,46 @@ def test_every_error_of_ours_survives_pickling():
         assert str(again) == "what\n  where: there\n  do: this"
         assert again.fields == {"number": 3}
         assert isinstance(again, pipeline.SamebatchError)
+
+
+class Torn(Exception):
+    """An exception of the user's, with arguments of its own."""
+
+    def __init__(self, path, offset):
+        super().__init__(f"{path} is torn at {offset}")
+
+
+class Demanding(Exception):
+    def __new__(cls, *args):
+        if len(args) != 3:
+            raise TypeError("three arguments, please")
+        return super().__new__(cls, *args)
+
+
+RAISED = {
+    "key": (lambda: KeyError("x"), KeyError),
+    "file": (lambda: FileNotFoundError(2, "gone", "a.png"), OSError),
+    "text": (lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), ValueError),
+    "own": (lambda: Torn("a.png", 7), Torn),
+    "stop": (StopIteration, RuntimeError),
+    "demanding": (lambda: Demanding(1, 2, 3), RuntimeError),
+    "exit": (lambda: SystemExit(3), RuntimeError),
+}
+
+
+@pytest.mark.parametrize(("raised", "kind"), RAISED.values(), ids=RAISED.keys())
+@pytest.mark.parametrize("how_", HOW[:2], ids=str)
+def test_the_error_is_of_the_type_that_was_raised_too(raised, kind, how_):
+    class Bad(Images):
+        def __getitem__(self, i):
+            if i == BAD:
+                raise raised()
+            return super().__getitem__(i)
+
+    with make(Bad(N), shuffle=False, transforms=[], **how_) as loader:
+        with pytest.raises(kind) as e:
+            walk(loader)
+        assert isinstance(e.value, SampleError)
+        assert str(e.value).startswith(f"sample {BAD} (")
+        again = pickle.loads(pickle.dumps(e.value))
+        assert (str(again), isinstance(again, kind)) == (str(e.value), True)
