@@ -68,7 +68,7 @@ class SampleError(SamebatchError, RuntimeError):
             what: message.
             facts: `where`, `do` and fields.
         """
-        both = _both(kind) if kind is not None else None
+        both = _both(kind) if kind is not None else None  # type: ignore[arg-type]
         if both is not None:
             try:
                 return both(what, **facts)
