@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import ConfigError
-from pipeline.transforms import bilinear, checks, draws, fuse, ops, resize
+from pipeline.transforms import bilinear, checks, draws, fuse, ops, resize, resized
 from pipeline.transforms.ops import Op
 from pipeline.transforms.stream import Stream
 from pipeline.transforms.tail import (
@@ -144,6 +144,7 @@ class Chain:
         self._boxes = [Boxes(*pair) if isinstance(pair[0], RESIZING) else None for pair in numbered]
         self._tail_steps = Steps([pair for pair in numbered[self._tail :] if is_step(pair[0])])
         self._values: dict[int, Values] = {}
+        self._pads: dict[tuple[int, int], bool] = {}  # whether the tail pads an image of a size
         self._finished: dict[tuple[int, ...], Shape] = {}  # what the tail makes of a shape
         self._plan = Plan((0, 0, 0, 0), (0, 0, 0), "HWC", fuse.TABLE)
         self._last: tuple[Image | None, int] = (None, 0)  # asking for an address is slow
@@ -254,22 +255,28 @@ class Chain:
         """Resample a few samples at a time, so that they are in the cache for the tail."""
         count, height, width, channels = images.shape
         size = self._ops[0].new_size(height, width)
-        few = max(1, TOGETHER // (size[0] * size[1] * channels))
-        resized = np.empty((min(few, len(ids)), *size, channels), np.uint8)
         taken = self._boxes[0]
         assert taken is not None
+        if self._is_straight(size):
+            boxes = taken.draw(positions, phase, key, lanes, height, width)
+            self._straight(
+                at, width, images.shape, size, ids, boxes, positions, phase, key, lanes, out
+            )
+            return
+        few = max(1, TOGETHER // (size[0] * size[1] * channels))
+        small = np.empty((min(few, len(ids)), *size, channels), np.uint8)
         for lo in range(0, len(ids), few):
             part = slice(lo, min(lo + few, len(ids)))
             n = part.stop - lo
             boxes = taken.draw(positions[part], phase, key, lanes, height, width)
             bad = bilinear.resample_many(
-                np.uint64(at), count, height, width, channels, ids[part], boxes, resized[:n]
+                np.uint64(at), count, height, width, channels, ids[part], boxes, small[:n]
             )
             if bad >= 0:
                 self._refuse(lo + bad, ids, positions, count)
             self._render(
-                resized[:n],
-                resized.ctypes.data,
+                small[:n],
+                small.ctypes.data,
                 np.arange(n),
                 positions[part],
                 phase,
@@ -277,6 +284,65 @@ class Chain:
                 lanes,
                 out[part],
             )
+
+    def _is_straight(self, size: tuple[int, int]) -> bool:
+        """Return whether images resized to `size` go into their slots in one pass: nothing pads."""
+        known = self._pads.get(size)
+        if known is None:
+            height, width = size
+            known = not self._resizes
+            for op in self._ops[self._tail :]:
+                tall, wide = op.new_size(height, width)
+                if isinstance(op, ops.RandomCrop):
+                    known |= any(op.pads(height, width))
+                known |= isinstance(op, ops.CenterCrop) and (tall > height or wide > width)
+                height, width = tall, wide
+            if len(self._pads) < 1000:
+                self._pads[size] = known
+        return not known
+
+    def _straight(
+        self,
+        at: int,
+        row: int,
+        shape: tuple[int, ...],
+        size: tuple[int, int],
+        ids: npt.NDArray[np.int64],
+        boxes: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.uint64],
+        phase: int,
+        key: int,
+        lanes: int,
+        out: Image,
+    ) -> None:
+        """Resample boxes of images (N, H, W, C) at address `at`, `row` pixels from row to row."""
+        target = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
+        values = self._values_of(shape[3])
+        plan = self._plan
+        if plan.source != shape or plan.finished != out.shape[1:]:
+            plan = self._plan = Plan(shape, out.shape[1:], self._layout, values.mode)
+        bad = resized.render(
+            np.uint64(at),
+            row * shape[3],
+            plan.fields,
+            size,
+            ids,
+            boxes,
+            positions,
+            np.uint64(phase),
+            np.uint64(key),
+            np.uint64(lanes),
+            self._tail_steps.ints,
+            self._tail_steps.floats,
+            values.planar if plan.planar else values.pixels,
+            values.table,
+            values.erase_fill,
+            bits_of(target).reshape(-1),
+        )
+        if bad >= 0:
+            self._refuse(bad, ids, positions, shape[0])
+        if target is not out:
+            out[...] = target
 
     def _refuse(self, i: int, ids: Image, positions: Image, count: int) -> None:
         raise ConfigError(
@@ -350,6 +416,10 @@ class Chain:
         current, unit, layout = _source(image), self._source_unit, self._source_layout
         if layout == "CHW" and not resize.is_picture(current):
             current = np.moveaxis(current, 0, 2)
+        if self._resizes and (resize.is_picture(current) or current.dtype == np.uint8):
+            made = self._resize_one(current, sample, out)
+            if made is not None:
+                return made
         for i in range(self._tail):
             current, unit = self._apply(i, current, unit, layout, sample)
             layout = layout_after(self._ops[i], layout)
@@ -361,16 +431,42 @@ class Chain:
             current, unit = self._apply(i, current, unit, layout, sample)
         return self._finish(current, out)
 
-    def _finish_fused(self, image: Image, sample: Sample, out: Image | None) -> Image:
-        values = self._values_of(image.shape[2])
-        shape = self._finished.get(image.shape)
+    def _resize_one(self, image: Any, sample: Sample, out: Image | None) -> Image | None:
+        """Make a sample in one pass, or return None if the tail pads."""
+        height, width, channels = (
+            resize.shape_of(image) if resize.is_picture(image) else image.shape
+        )
+        size = self._ops[0].new_size(height, width)
+        if not self._is_straight(size):
+            return None
+        taken = self._boxes[0]
+        assert taken is not None
+        values, shape = self._values_of(channels), self._finished_shape((*size, channels))
+        if out is None:
+            out = np.empty(shape, values.dtype)
+        self._check_out(out, shape, values.dtype)
+        boxes = taken.draw(*sample.address, height, width)
+        _, top, left, tall, wide = boxes[0].tolist()
+        source, at, whole = resize.window(image, (top, left, tall, wide), size)
+        row = source.shape[1]
+        self._straight(at, row, (1, *whole), size, FIRST, boxes, *sample.address, out[None])
+        return out
+
+    def _finished_shape(self, given: Shape) -> Shape:
+        """Return what the tail makes of the shape of an image."""
+        shape = self._finished.get(given)
         if shape is None:
-            height, width, channels = image.shape
+            height, width, channels = given
             for op in self._ops[self._tail :]:
                 height, width = op.new_size(height, width)
             shape = self._laid_out((height, width, channels))
             if len(self._finished) < 1000:
-                self._finished[image.shape] = shape
+                self._finished[given] = shape
+        return shape
+
+    def _finish_fused(self, image: Image, sample: Sample, out: Image | None) -> Image:
+        values = self._values_of(image.shape[2])
+        shape = self._finished_shape(image.shape)
         if out is None:
             out = np.empty(shape, values.dtype)
         self._check_out(out, shape, values.dtype)

@@ -112,7 +112,7 @@ def _gather(
 
 
 @kernel
-def _convert(
+def convert(
     mode: Any, period: Any, source: Any, count: Any, coefficients: Any, out: Any, to: Any
 ) -> None:
     """Compute `count` >= 16 values from the bytes at `source` into out[to:].
@@ -135,7 +135,7 @@ def _convert(
 
 
 @kernel
-def _look_up(
+def look_up(
     table: Any, channel: Any, period: Any, source: Any, count: Any, out: Any, start: Any
 ) -> None:
     """Look up `count` values: element i is of channel `channel` + i mod `period`."""
@@ -159,7 +159,7 @@ def _prefill(scratch: Any, plane: Any, planar: Any, pad: Any) -> None:
 
 
 @kernel
-def _erase(erased: Any, i: Any, e: Any, erase_fill: Any, plan: Any, out: Any, start: Any) -> None:
+def erase(erased: Any, i: Any, e: Any, erase_fill: Any, plan: Any, out: Any, start: Any) -> None:
     """Fill rectangle e of sample i."""
     top, left, wide = erased[i, e, TOP], erased[i, e, LEFT], uint64(erased[i, e, WIDE])
     for c in range(erase_fill.shape[1]):
@@ -262,9 +262,9 @@ def render(
                 to = start + part * plan[BY_CHANNEL] + y * plan[BY_ROW]
                 if mode == TABLE or plane * period < PIXELS:
                     at = scratch_at + uint64(part * plane)
-                    _look_up(table, part, period, at, plane * period, out, to)
+                    look_up(table, part, period, at, plane * period, out, to)
                 else:
-                    _convert(
+                    convert(
                         mode,
                         pixel,
                         scratch_at + uint64(part * plane),
@@ -275,5 +275,5 @@ def render(
                     )
         for e in range(erased.shape[1]):
             if erased[i, e, TALL] > 0:
-                _erase(erased, i, e, erase_fill, plan, out, start)
+                erase(erased, i, e, erase_fill, plan, out, start)
     return int64(-1)

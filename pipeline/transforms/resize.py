@@ -92,6 +92,34 @@ def resample(image: Any, box: tuple[int, int, int, int], size: tuple[int, int]) 
     Raises:
         SourceError: a file cannot be decoded.
     """
+    source, at, shape = window(image, box, size)
+    out = np.empty((*size, shape[2]), np.uint8)
+    bilinear.resample(
+        np.uint64(at),
+        source.shape[1] * shape[2],
+        shape[:2],
+        shape[2],
+        box,
+        np.uint64(out.ctypes.data),
+        size,
+    )
+    return out
+
+
+def window(
+    image: Any, box: tuple[int, int, int, int], size: tuple[int, int]
+) -> tuple[Image, int, tuple[int, int, int]]:
+    """Return what of an image is needed to resample `box` to `size`.
+
+    Returns:
+        A contiguous uint8 array; the address where the whole image's first pixel would be, with the
+        array's bytes from row to row (it need not be valid: only the array is); the whole image's
+        (H, W, C).
+
+    Raises:
+        ConfigError: the image is not uint8.
+        SourceError: a file cannot be decoded.
+    """
     top, left, tall, wide = box
     height, width, channels = shape_of(image) if is_picture(image) else image.shape
     y0 = x0 = 0
@@ -108,14 +136,5 @@ def resample(image: Any, box: tuple[int, int, int, int], size: tuple[int, int]) 
         )
     source = np.ascontiguousarray(image)
     pitch = source.shape[1] * channels
-    out = np.empty((*size, channels), np.uint8)
-    bilinear.resample(
-        np.uint64((source.ctypes.data - y0 * pitch - x0 * channels) % 2**64),
-        pitch,
-        (height, width),
-        channels,
-        box,
-        np.uint64(out.ctypes.data),
-        size,
-    )
-    return out
+    at = (source.ctypes.data - y0 * pitch - x0 * channels) % 2**64
+    return source, at, (height, width, channels)

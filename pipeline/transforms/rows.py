@@ -2,7 +2,7 @@
 
 `gather` intrinsics move pixels (bytes to bytes), `convert` intrinsics compute values (bytes to the
 output's dtype), each at plain addresses and 16 at a time. The last step is moved back to end with
-the row, so no access leaves it; hence rows of 16 or more only. `transpose_16` and `weigh_16` serve
+the row, so no access leaves it; hence rows of 16 or more only. `transpose_16` and `weigh_runs` serve
 resampling. Written as LLVM vectors since the
 auto-vectoriser leaves such short rows scalar (four times slower, measured), and since an
 @intrinsic compiles in a fraction of the time of an inlined function.
@@ -285,54 +285,146 @@ def prefetch(typingctx: Any, address: Any) -> Any:
     return types.void(types.uint64), codegen
 
 
-@intrinsic
-def transpose_16(typingctx: Any, source: Any, pitch: Any, target: Any, target_pitch: Any) -> Any:
-    """Copy 16 runs of 16 bytes, `pitch` apart, so that byte j of run i becomes byte i of run j."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        source, pitch, target, target_pitch = args
-        kind = _vector(I8, 16)
-        runs = []
-        for _ in range(16):
-            runs.append(_load(builder, source, 0, kind))
-            source = builder.add(source, pitch)
-        low = [k for i in range(8) for k in (i, 16 + i)]
-        masks = [ir.Constant(ir.VectorType(I32, 16), [k + shift for k in low]) for shift in (0, 8)]
-        for _ in range(4):  # a perfect shuffle of the 256 bytes, four times
-            runs = [
-                builder.shuffle_vector(runs[i], runs[i + 8], mask)
+def _transpose(pairs: int) -> Any:
+    """Return the intrinsic transpose(source, pitch, second, target, target_pitch, target_second)."""
+    lanes = [16 * lane for lane in range(pairs)]
+    masks = [
+        ir.Constant(
+            ir.VectorType(I32, 16 * pairs),
+            [
+                k
+                for at in lanes
                 for i in range(8)
-                for mask in masks
-            ]
-        for run in runs:
-            _store(builder, target, run)
-            target = builder.add(target, target_pitch)
-        return context.get_dummy_value()
+                for k in (at + i + half, at + i + half + 16 * pairs)
+            ],
+        )
+        for half in (0, 8)
+    ]
 
-    return types.void(*[types.uint64] * 4), codegen
+    @intrinsic
+    def transpose(
+        typingctx: Any,
+        source: Any,
+        pitch: Any,
+        second: Any,
+        target: Any,
+        target_pitch: Any,
+        target_second: Any,
+    ) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            source, pitch, second, target, target_pitch, target_second = args
+            kind = _vector(I8, 16)
+            runs = []
+            for _ in range(16):
+                run = _load(builder, source, 0, kind)
+                if pairs == 2:
+                    other = _load(builder, builder.add(source, second), 0, kind)
+                    mask = ir.Constant(ir.VectorType(I32, 32), list(range(32)))
+                    run = builder.shuffle_vector(run, other, mask)
+                runs.append(run)
+                source = builder.add(source, pitch)
+            for _ in range(4):  # a perfect shuffle of the 256 bytes, four times
+                runs = [
+                    builder.shuffle_vector(runs[i], runs[i + 8], mask)
+                    for i in range(8)
+                    for mask in masks
+                ]
+            for run in runs:
+                if pairs == 2:
+                    _store(builder, target, _shuffle(builder, run, list(range(16))))
+                    other = _shuffle(builder, run, list(range(16, 32)))
+                    _store(builder, builder.add(target, target_second), other)
+                else:
+                    _store(builder, target, run)
+                target = builder.add(target, target_pitch)
+            return context.get_dummy_value()
+
+        return types.void(*[types.uint64] * 6), codegen
+
+    return transpose
+
+
+# Copy 16 runs of 16 bytes, `pitch` apart, so that byte j of run i becomes byte i of run j. The second
+# does the same to 16 further runs, `second` bytes on, in the other halves of the same registers: the
+# shuffles, which are what costs, are then half as many.
+transpose_16 = _transpose(1)
+transpose_32 = _transpose(2)
 
 
 @intrinsic
-def weigh_16(typingctx: Any, source: Any, pitch: Any, weights: Any, taps: Any, target: Any) -> Any:
-    """Store min((2**21 + sum of weights[t] * byte[t]) >> 22, 255) for 16 bytes at `target`.
+def weigh_runs(
+    typingctx: Any,
+    source: Any,
+    pitch: Any,
+    weights: Any,
+    taps: Any,
+    target: Any,
+    target_step: Any,
+    runs: Any,
+) -> Any:
+    """Weigh runs of 16 bytes: byte = min((2**21 + sum of weights[t] * byte[t]) >> 22, 255).
 
-    All uint64. byte[t] are the 16 bytes at source + t * pitch; weights: address of int32[taps].
+    All uint64. Run r reads the 16 bytes at source + 16 * r + t * pitch for t in [0, taps) and writes
+    16 at target + r * target_step; weights: address of int32[taps].
+
+    One to four taps have code of their own, in which weights stay in registers.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        source, pitch, weights, taps, target = args
+        source, pitch, weights, taps, target, target_step, runs = args
         ints = _vector(I32, 16)
-        total = _variable(builder, _constant(ints, 1 << 21))
-        with cgutils.for_range(builder, taps) as loop:
-            at = builder.add(source, builder.mul(loop.index, pitch))
-            weight = _load(builder, builder.add(weights, builder.mul(loop.index, I64(4))), 0, I32)
-            pixels = builder.zext(_load(builder, at, 0, _vector(I8, 16)), ints)
-            product = builder.mul(pixels, _splat(builder, weight, 16))
-            builder.store(builder.add(builder.load(total), product), total)
-        value = builder.lshr(builder.load(total), _constant(ints, 22))
-        most = _constant(ints, 255)
-        value = builder.select(builder.icmp_unsigned("<", value, most), value, most)
-        _store(builder, target, builder.trunc(value, _vector(I8, 16)))
+
+        def pixels(at: Any) -> Any:
+            return builder.zext(_load(builder, at, 0, _vector(I8, 16)), ints)
+
+        def weight(t: Any) -> Any:
+            at = builder.add(weights, builder.mul(t, I64(4)))
+            return _splat(builder, _load(builder, at, 0, I32), 16)
+
+        def finish(to: Any, total: Any) -> None:
+            value = builder.lshr(total, _constant(ints, 22))
+            most = _constant(ints, 255)
+            value = builder.select(builder.icmp_unsigned("<", value, most), value, most)
+            _store(builder, to, builder.trunc(value, _vector(I8, 16)))
+
+        def each(make: Any) -> None:
+            with cgutils.for_range(builder, runs) as loop:
+                at = builder.add(source, builder.mul(loop.index, I64(16)))
+                finish(builder.add(target, builder.mul(loop.index, target_step)), make(at))
+
+        def few(count: int) -> None:
+            splats = [weight(I64(t)) for t in range(count)]
+
+            def make(at: Any) -> Any:
+                total = _constant(ints, 1 << 21)
+                for splat in splats:
+                    total = builder.add(total, builder.mul(pixels(at), splat))
+                    at = builder.add(at, pitch)
+                return total
+
+            each(make)
+
+        def many(at: Any) -> Any:
+            total = _variable(builder, _constant(ints, 1 << 21))
+            with cgutils.for_range(builder, taps) as loop:
+                place = builder.add(at, builder.mul(loop.index, pitch))
+                product = builder.mul(pixels(place), weight(loop.index))
+                builder.store(builder.add(builder.load(total), product), total)
+            return builder.load(total)
+
+        end = builder.append_basic_block("weighed")
+        other = builder.append_basic_block("many")
+        switch = builder.switch(taps, other)
+        for count in (1, 2, 3, 4):
+            block = builder.append_basic_block(f"taps{count}")
+            switch.add_case(I64(count), block)
+            builder.position_at_end(block)
+            few(count)
+            builder.branch(end)
+        builder.position_at_end(other)
+        each(many)
+        builder.branch(end)
+        builder.position_at_end(end)
         return context.get_dummy_value()
 
-    return types.void(*[types.uint64] * 5), codegen
+    return types.void(*[types.uint64] * 7), codegen
