@@ -13,9 +13,13 @@ whether two runs are the same; they are no protection against someone who wants 
 import hashlib
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import xxhash
+
+from pipeline.canonical import chunks
+from pipeline.tree import encode_text
 
 _NBYTES = 16
 _MASK = (1 << 8 * _NBYTES) - 1
@@ -74,15 +78,46 @@ class Digest:
         """The digest of the samples whatever their order: 32 hex digits."""
         return f"{self._set:032x}"
 
-    def add(self, arrays: Sequence[np.ndarray], ids: np.ndarray, positions: np.ndarray) -> str:
+    def add(
+        self,
+        arrays: Sequence[np.ndarray],
+        ids: np.ndarray,
+        positions: np.ndarray,
+        beside: Sequence[Sequence[Any]] | None = None,
+    ) -> str:
         """Add one batch; return its fingerprint, 32 hex digits.
 
         Args:
             arrays: its fields, in order.
             ids: int64[n], sample ids.
             positions: uint64[n].
+            beside: the text leaves of each sample, if samples have any.
         """
-        digests = sample_digests(arrays)
+        digests = sample_digests(arrays) if arrays or not beside else [b""] * len(ids)
+        if beside is not None:
+            digests = [
+                xxhash.xxh3_128_digest(d + encode_text(texts))
+                for d, texts in zip(digests, beside, strict=True)
+            ]
+        return self._add(arrays, ids, positions, digests)
+
+    def add_whole(self, batch: Any, ids: np.ndarray, positions: np.ndarray) -> str:
+        """Add one batch that is an object of its own (`collate_fn`); return its fingerprint.
+
+        All samples share its digest: what belongs to which of them is not known.
+        """
+        h = xxhash.xxh3_128()
+        for chunk in chunks(batch):
+            h.update(chunk)
+        return self._add((), ids, positions, [h.digest()] * len(ids))
+
+    def _add(
+        self,
+        arrays: Sequence[np.ndarray],
+        ids: np.ndarray,
+        positions: np.ndarray,
+        digests: list[bytes],
+    ) -> str:
         h = hashlib.blake2b(digest_size=_NBYTES)
         h.update(np.ascontiguousarray(ids, "<i8").tobytes())
         h.update(np.ascontiguousarray(positions, "<u8").tobytes())

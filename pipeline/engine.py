@@ -12,19 +12,21 @@ import os
 import sys
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from pipeline import datasets
 from pipeline.errors import SampleError, WorkerError
+from pipeline.made import ENDED, SKIPPED, Failure, Made
 from pipeline.plan import Order, Plan
-from pipeline.recipe import Recipe, SampleFailure
+from pipeline.recipe import Recipe, SampleFailure, substitute
 from pipeline.stats import Clock, RingStats, Stats, verdict
 from pipeline.transfer import cells
 from pipeline.transfer.layout import Layout
+from pipeline.transfer.regions import CARRIED
 from pipeline.transfer.ring import private_ring
-from pipeline.transfer.station import Attached, TransferStation
+from pipeline.transfer.station import Attached, Taken, TransferStation
 from pipeline.watch import Watch
 from pipeline.workers.pool import Death, ProcessPool, ThreadPool
 from pipeline.workers.process import PreprocessWorker, describe_error
@@ -55,6 +57,14 @@ class Batch:
         positions: uint64[n].
         real: how many are not padding.
         step: place in the pass.
+        beside: the text leaves of each sample, if they have any.
+        whole: the batch itself, where `collate_fn` made it; then there are no arrays.
+        is_whole: whether it did.
+        replaced: bool[n], another sample took the place of one that cannot be made.
+        covered: uint64[m], the positions that are done with this batch: those delivered, padding
+            excluded, and those skipped.
+        failures: samples that were skipped or replaced.
+        ended: the data ended in this batch or before it (iterable datasets).
     """
 
     arrays: list[np.ndarray]
@@ -62,6 +72,59 @@ class Batch:
     positions: np.ndarray
     real: int
     step: int
+    beside: list[list[Any]] | None = None
+    whole: Any = None
+    is_whole: bool = False
+    replaced: np.ndarray | None = None
+    covered: np.ndarray | None = None
+    failures: tuple[Failure, ...] = ()
+    ended: bool = False
+
+
+def finished(
+    recipe: Recipe,
+    arrays: list[np.ndarray],
+    ids: np.ndarray,
+    positions: np.ndarray,
+    real: int,
+    one: "Pass",
+    step: int,
+    status: np.ndarray | None,
+    made: Made,
+) -> Batch:
+    """Return a batch from what was made: without the slots that stayed empty."""
+    beside = made.beside
+    replaced = np.zeros(len(ids), bool)
+    covered = positions[:real]
+    ended = False
+    if status is not None and status.any():
+        replaced = (status > 0) & (status < SKIPPED)
+        ids = ids.copy()
+        for slot in np.flatnonzero(replaced).tolist():
+            position, attempt = int(positions[slot]), int(status[slot])
+            ids[slot] = substitute(recipe.key, len(recipe.dataset), position, one.phase, attempt)
+        covered = positions[:real][status[:real] != ENDED]
+        ended = bool((status == ENDED).any())
+        keep = status < SKIPPED
+        if not keep.all():
+            arrays = [a[keep] for a in arrays]
+            ids, positions, replaced = ids[keep], positions[keep], replaced[keep]
+            beside = None if beside is None else [b for b, k in zip(beside, keep, strict=True) if k]
+            real = int(keep[:real].sum())
+    return Batch(
+        arrays,
+        ids,
+        positions,
+        real,
+        step,
+        beside,
+        made.whole,
+        made.is_whole,
+        replaced,
+        covered,
+        tuple(made.failures),
+        ended,
+    )
 
 
 @dataclass
@@ -74,6 +137,7 @@ class Pass:
         plan, order: positions of a step, ids of positions.
         split, seed: for messages.
         left: fast mode after a resume: the positions still missing; else None.
+        delivered: batches the user has had.
     """
 
     epoch: int
@@ -84,13 +148,22 @@ class Pass:
     split: str
     seed: int
     left: np.ndarray | None = None
+    delivered: int = 0
+    last: int | None = None  # batches, once it is known where data of unknown length ends
 
     @property
     def steps(self) -> int:
-        """Batches in this pass."""
+        """Batches in this pass; too many while it is not known where its data end."""
+        if self.last is not None:
+            return self.last
         if self.left is not None:
             return -(-len(self.left) // self.plan.batch_size)
         return self.plan.steps(self.offset)
+
+    def over(self, offset: int) -> bool:
+        """Return whether nothing is left to deliver at `offset`."""
+        known = self.last is not None and self.delivered >= self.last
+        return known or self.plan.ends_at(offset)
 
     def work(self, step: int) -> tuple[np.ndarray, np.ndarray, int]:
         """Return (ids, positions, real) of a step."""
@@ -103,7 +176,12 @@ class Pass:
                 positions = np.concatenate([positions, more])
         else:
             positions, real = self.plan.positions(step, self.offset)
-        return self.order.ids(positions), positions, real
+        ids = self.order.ids(positions)
+        if len(ids) < len(positions):  # a sampler of unknown length is over
+            self.last = step + (len(ids) > 0 and self.plan.tail != "drop")
+            kept = len(ids) if self.last > step else 0
+            return ids[:kept], positions[:kept], min(real, kept)
+        return ids, positions, real
 
     def locate(self, position: int) -> str:
         """Return where a position is, for messages."""
@@ -178,6 +256,8 @@ def _known(name: str) -> type[BaseException] | None:
 def empty_batch(recipe: Recipe, step: int) -> Batch:
     """Return a batch without samples, for a rank that has none left."""
     assert recipe.fields is not None
+    if recipe.whole:
+        return Batch([], np.zeros(0, np.int64), np.zeros(0, np.uint64), 0, step, None, [], True)
     arrays = [np.zeros((0, *one.shape), one.dtype) for one in recipe.fields]
     return Batch(arrays, np.zeros(0, np.int64), np.zeros(0, np.uint64), 0, step)
 
@@ -213,6 +293,8 @@ class Inline:
         if one is None or self._step >= one.steps:
             return None
         ids, positions, real = one.work(self._step)
+        if self._step >= one.steps:
+            return None
         if not len(ids):
             self._step += 1
             return empty_batch(self._recipe, self._step - 1)
@@ -221,7 +303,7 @@ class Inline:
         try:
             began = time.thread_time_ns()
             with self._clock.helping():
-                self._recipe.fill(self._views[buffer], 0, ids, positions, one.phase)
+                made = self._recipe.fill(self._views[buffer], 0, ids, positions, one.phase)
             self._cpu_ns += time.thread_time_ns() - began
             self._samples += len(ids)
         except SampleFailure as e:
@@ -232,7 +314,15 @@ class Inline:
             self._ring.release(buffer)
             raise
         self._step += 1
-        return Batch(self._ring.lend(buffer, len(ids)), ids, positions, real, self._step - 1)
+        step = self._step - 1
+        if made is None:
+            return Batch(self._ring.lend(buffer, len(ids)), ids, positions, real, step)
+        if made.is_whole:
+            self._ring.release(buffer)
+            arrays = []
+        else:
+            arrays = self._ring.lend(buffer, len(ids))
+        return finished(self._recipe, arrays, ids, positions, real, one, step, made.status, made)
 
     def cancel(self) -> None:
         """Abandon the pass."""
@@ -298,12 +388,14 @@ class Pooled:
         self._chunk = batch_size
         assert recipe.fields is not None
         smallest = self._bulk_chunk() if recipe.bulk else max(1, -(-batch_size // 512))
+        if recipe.whole:
+            smallest = batch_size
         if fast:
             smallest = _divisor(batch_size, smallest)
         if depth is None:
             depth = self._default_depth()
         layout = Layout(
-            fields=recipe.fields,
+            fields=(*recipe.fields, CARRIED) if recipe.carries else recipe.fields,
             slots=batch_size,
             chunk=smallest,
             depth=depth,
@@ -330,7 +422,7 @@ class Pooled:
             self.station.close()
             raise
         self.buffers = self.station.ring.span
-        self._own = Attached(self.station.views, workers, fast=fast)
+        self._own = Attached(self.station.views, workers, fast=fast, regions=self.station.regions)
         self._own_reports: list[Report] = []
         self._helper = PreprocessWorker(
             self._own, recipe, self._own_reports.append, in_consumer=True
@@ -423,12 +515,16 @@ class Pooled:
         if one is None:
             return None
         if self._delivered == one.steps:
+            if one.last is not None:  # batches beyond the end of the data may be in flight
+                self.cancel()
             self._pass = None
             self._steps.clear()
             return None
         self._checked = time.monotonic()
         self._deadline = self._checked + self._timeout_s if self._timeout_s else math.inf
         self._feed()
+        if self._delivered == one.steps:  # only now it is known that the data end here
+            return self.take()
         while not self._steps and self._next < one.steps:
             # Every buffer is still being filled by stragglers of an abandoned pass.
             with self._clock.waiting():
@@ -445,15 +541,44 @@ class Pooled:
         self._delivered += 1
         self._deaths = 0
         self._feed()
-        return Batch(taken.arrays, taken.ids, taken.positions, real, step)
+        if self.station.regions is None:
+            return Batch(taken.arrays, taken.ids, taken.positions, real, step)
+        return finished(
+            self._recipe,
+            taken.arrays,
+            taken.ids,
+            taken.positions,
+            real,
+            one,
+            step,
+            taken.status,
+            self._arrived(taken),
+        )
+
+    def _arrived(self, taken: Taken) -> Made:
+        """Put together what the chunks of a batch gave besides fixed fields."""
+        whole = Made()
+        for slot, slots, content in taken.carried:
+            made = Made.arrived(content)
+            whole.failures += made.failures
+            if made.is_whole:
+                whole.whole, whole.is_whole = made.whole, True
+            if made.beside is not None:
+                if whole.beside is None:
+                    whole.beside = [[]] * len(taken.ids)
+                whole.beside[slot : slot + slots] = made.beside
+        whole.failures.sort(key=lambda f: f.position)
+        return whole
 
     def _feed(self) -> None:
         one = self._pass
         assert one is not None
         while self._next < one.steps and self.station.can_open():
             ids, positions, real = one.work(self._next)
+            if self._next >= one.steps:
+                return
             if len(ids):
-                if not self._fast and not self._recipe.bulk:
+                if not self._fast and not self._recipe.bulk and not self._recipe.whole:
                     self._adapt_chunk()
                 ticket = self.station.open(ids, positions, one.phase, self._chunk)
                 self._steps[ticket] = (self._next, real)
@@ -461,7 +586,7 @@ class Pooled:
 
     def _choose_chunk(self) -> None:
         smallest = self.station.layout.chunk
-        if self._recipe.bulk:
+        if self._recipe.bulk or self._recipe.whole:
             self._chunk = smallest
         elif self._sample_ns:
             self._chunk = self._sized(self._sample_ns)
@@ -621,6 +746,8 @@ class Pooled:
     def forget(self) -> None:
         """In a forked child: close our copy of the descriptor; all else belongs to the parent."""
         self.station.arena.close()
+        if self.station.regions is not None:
+            self.station.regions.close()
 
 
 def _divisor(n: int, most: int) -> int:

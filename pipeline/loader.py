@@ -11,7 +11,7 @@ The position of a loader is (epoch, offset): the next sample to deliver. The end
 
 import atexit
 import contextlib
-import importlib
+import itertools
 import json
 import logging
 import operator
@@ -30,12 +30,39 @@ import numpy as np
 
 import rng
 from pipeline import audit as audits
-from pipeline import datasets
+from pipeline import datasets, outputs
+from pipeline.collate import convert
 from pipeline.config import Config, build_dataset, build_transforms
-from pipeline.engine import Batch, Engine, Inline, Pass, Pooled, sample_error
+from pipeline.engine import (
+    Batch,
+    Engine,
+    Inline,
+    Pass,
+    Pooled,
+    empty_batch,
+    finished,
+    sample_error,
+)
 from pipeline.errors import ConfigError, SampleError, StateError, WorkerError
-from pipeline.plan import ORDERS, TAILS, Coverage, Listed, Order, Plan, make_order, sampled
+from pipeline.made import Failure
+from pipeline.plan import (
+    MAX_POSITIONS,
+    ORDERS,
+    TAILS,
+    Coverage,
+    Cuts,
+    Cutting,
+    Listed,
+    Order,
+    Plan,
+    Streamed,
+    cut,
+    make_order,
+    sampled,
+)
+from pipeline.reading import EndOfData
 from pipeline.recipe import Recipe, SampleFailure
+from pipeline.reseed import SAMPLER_OP, Reseeder, seeded
 from pipeline.state import State, short_digest
 from pipeline.stats import Stats, nothing
 from pipeline.workers import payload
@@ -44,6 +71,10 @@ from rng import address
 
 _log = logging.getLogger("samebatch")
 MODES = ("reproducible", "fast")
+ON_ERROR = ("raise", "skip", "substitute")
+OUTPUTS = ("numpy", "torch", "jax")
+_MOST_BATCHES = 1 << 24
+_MOST_PROBES = 1000
 _METHODS = {"fork": "fork", "forkserver": "fork", "spawn": "spawn", "thread": "thread"}
 _CLOSE_S = 10.0  # how long `close` waits for another thread to leave the loader
 _EXIT_S = 2.0  # the same at the end of the process
@@ -61,6 +92,7 @@ class BatchInfo:
         positions: uint64[n], global places in the epoch's order.
         sample_ids: int64[n].
         valid: bool[n], False for padding (tail="pad" or "even").
+        replaced: bool[n], True where another sample took the place of one that cannot be made.
     """
 
     epoch: int
@@ -68,20 +100,30 @@ class BatchInfo:
     positions: np.ndarray
     sample_ids: np.ndarray
     valid: np.ndarray
+    replaced: np.ndarray
 
 
 class DataLoader:
     """Delivers the batches of a dataset, epoch after epoch.
 
     Args:
-        dataset: map-style: `__len__` and `__getitem__(i)`.
-        batch_size: samples of one rank's batch.
+        dataset: map-style: `__len__` and `__getitem__(i)` (or `__getitems__(indices)` for whole
+            batches); or iterable: `__iter__`, read by one worker, in its own order.
+        batch_size: samples of one rank's batch. None gives single samples, not batched.
         shuffle: a new order each epoch; else (the default) the dataset's.
-        sampler: gives the order instead: an iterable of indices, read again each epoch.
+        sampler: gives the order instead: an iterable of indices, read again each epoch, with the
+            process-wide generators set from the epoch's address meanwhile.
+        batch_sampler: gives lists of indices, one for each batch, of any sizes.
         num_workers: 0 makes batches in this process.
+        collate_fn: makes a batch of a list of samples (of one sample if batch_size is None), in a
+            worker. By default arrays and numbers are stacked in the dataset's containers, and text
+            becomes lists.
+        pin_memory: put tensors into page-locked memory, where there is an accelerator.
         drop_last: leave out the samples that fill no whole batch (of all ranks).
         timeout: seconds to wait for a batch before an error; 0 is for ever. The first sample is made
             in this process, to learn its fields, and is not covered.
+        worker_init_fn: called with the worker's number in each worker process before it works;
+            `torch.utils.data.get_worker_info()` answers there.
         multiprocessing_context: "forkserver" (default), "spawn", or "fork", which is the same as
             "forkserver" here: workers are forked from a clean process of ours, never from yours.
             "thread" is worker_method="thread".
@@ -101,8 +143,10 @@ class DataLoader:
         rank, world_size: which share of each global batch; default 0 of 1.
         tail: what to do with the last samples: "short", "even", "trim", "drop" or "pad"
             (see `pipeline.plan`).
-        on_error: "raise".
-        output: "numpy" arrays, or "torch" tensors that share their memory.
+        on_error: what to do with a sample that cannot be made: "raise"; "skip": leave it out of
+            its batch; "substitute": put another one in its place, drawn at its address. What
+            happened is in `failures` and in the log.
+        output: "numpy" arrays, or "torch" tensors or "jax" arrays that share their memory.
         audit: a file that gets one line of JSON with a fingerprint for each batch.
 
     Raises:
@@ -157,23 +201,34 @@ class DataLoader:
         self._engine: Engine | None = None
         self._closing: Engine | None = None  # one whose `close` has not come to its end
         datasets.check(dataset)
-        for name, value, plain in (
-            ("batch_sampler", batch_sampler, None),
-            ("collate_fn", collate_fn, None),
-            ("worker_init_fn", worker_init_fn, None),
-            ("pin_memory", pin_memory, False),
-            ("pin_memory_device", pin_memory_device, ""),
-            ("streams", streams, "sample"),
-            ("on_error", on_error, "raise"),
-        ):
-            if value != plain:
-                raise ConfigError(
-                    f"{name}={value!r} is not supported yet",
-                    do=f"leave {name} at {plain!r}",
-                    field=name,
-                )
         self.dataset = dataset
-        self.batch_size = _whole("batch_size", batch_size, 1, 1 << 32)
+        self._iterable = datasets.only_iterable(dataset)
+        self.streams = _choice("streams", streams, ("sample",))
+        self.collate_fn = _function("collate_fn", collate_fn)
+        self.worker_init_fn = _function("worker_init_fn", worker_init_fn)
+        self.pin_memory = _pinning("pin_memory", pin_memory)
+        self.pin_memory_device = pin_memory_device
+        self.on_error = _choice("on_error", on_error, ON_ERROR)
+        self.batch_sampler = batch_sampler
+        if batch_sampler is not None:
+            if (batch_size, bool(shuffle), sampler, drop_last) != (1, False, None, False):
+                raise ConfigError(
+                    "batch_sampler option is mutually exclusive with batch_size, shuffle, "
+                    "sampler, and drop_last",
+                    field="batch_sampler",
+                )
+            batch_size = None
+        elif batch_size is None and drop_last:
+            raise ConfigError(
+                "batch_size=None option disables auto-batching and is mutually exclusive with "
+                "drop_last",
+                field="batch_size",
+            )
+        self._unbatched = batch_size is None and batch_sampler is None
+        self.batch_size = (
+            None if batch_size is None else _whole("batch_size", batch_size, 1, 1 << 32)
+        )
+        self._full = 1 if self.batch_size is None else self.batch_size  # samples of a full batch
         self.num_workers = _whole("num_workers", num_workers, 0, 4096)
         self.drop_last = _flag("drop_last", drop_last)
         self.timeout = _seconds("timeout", timeout)
@@ -196,16 +251,22 @@ class DataLoader:
         self.split = _text("split", split)
         self.lanes = _whole("lanes", lanes, 1, 1 << 16)
         self.order = _choice("order", order, ORDERS)
-        self.streams = streams
-        self.output = _choice("output", output, ("numpy", "torch"))
-        if self.output == "torch":
-            _torch()
+        self.output = _choice("output", output, OUTPUTS)
+        self._to_output = outputs.converter(self.output)
         self.world_size = _whole("world_size", 1 if world_size is None else world_size, 1, 1 << 24)
         self.rank = _whole("rank", 0 if rank is None else rank, 0, self.world_size - 1)
-        if sampler is not None and self.world_size > 1:
+        if (sampler is not None or batch_sampler is not None) and self.world_size > 1:
             raise ConfigError(
                 "sampler cannot be combined with world_size > 1: a sampler gives one rank's indices",
                 do="use shuffle=True with rank and world_size, or world_size=1 with your sampler",
+            )
+        if self._iterable:
+            self._check_iterable()
+        if self.on_error == "skip" and self.world_size > 1:
+            raise ConfigError(
+                "on_error='skip' would give ranks batches of different sizes",
+                do="use on_error='substitute'",
+                field="on_error",
             )
         self._method = _start_method(multiprocessing_context, worker_method)
         self.multiprocessing_context = multiprocessing_context
@@ -215,7 +276,7 @@ class DataLoader:
         self._seed, self._seed_given = _choose_seed(seed, generator)
         self.generator = generator
         self._audit_path = audit
-        self._length = len(dataset)
+        self._length = _length(dataset)
         self._key = 0
         self._recipe = self._make_recipe()
         self._local: Recipe | None = None
@@ -236,8 +297,51 @@ class DataLoader:
         self._orders: dict[int, Order] = {}
         self._last_stats: Stats | None = None
         self.last: BatchInfo | None = None
+        self.failures: list[Failure] = []
         self.digest = audits.Digest() if audit is not None else None
+        self._stale = False  # an attribute was set: the workers know an older one
+        self._ready = True
         _live.add(self)
+
+    _ready = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._ready and name in _FIXED:
+            raise ValueError(
+                f"{name} attribute should not be set after {type(self).__name__} is initialized"
+            )
+        if self._ready and name in _CHECKS:
+            value = _CHECKS[name](name, value)
+            object.__setattr__(self, "_stale", True)
+        object.__setattr__(self, name, value)
+
+    def _refresh(self) -> None:
+        """Let workers know attributes that were set since they started."""
+        if self._stale:
+            self._close_engine()
+            self._recipe, self._local = self._make_recipe(), None
+            self._stale = False
+
+    def _check_iterable(self) -> None:
+        for name, value in (
+            ("shuffle", self.shuffle),
+            ("sampler", self.sampler),
+            ("batch_sampler", self.batch_sampler),
+        ):
+            if value is not None and value is not False:
+                raise ConfigError(
+                    f"DataLoader with IterableDataset: expected unspecified {name} option, but got "
+                    f"{name}={value!r}",
+                    do="shuffle inside the dataset, or use a map-style dataset",
+                    field=name,
+                )
+        if self.on_error != "raise":
+            raise ConfigError(
+                f"on_error={self.on_error!r} needs a map-style dataset: an iterator that failed is "
+                "over",
+                do="catch errors inside the dataset",
+                field="on_error",
+            )
 
     # ------------------------------------------------------------ construction
     def _chosen_tail(self, tail: str | None) -> str:
@@ -252,11 +356,11 @@ class DataLoader:
 
     def _check_length(self) -> None:
         # n = 0 is an empty epoch, with or without drop_last; a batch that can never fill is not.
-        n, full = self._length, self.batch_size * self.world_size
-        if self._tail == "drop" and 0 < n < full and self.sampler is None:
+        n, full = self._length, self._full * self.world_size
+        if self._tail == "drop" and 0 < n < full and not self._sampled:
             raise ConfigError(
                 f"drop_last leaves nothing: {n} samples do not fill one batch of {full} "
-                f"(batch_size {self.batch_size} x world_size {self.world_size})",
+                f"(batch_size {self._full} x world_size {self.world_size})",
                 do="lower batch_size, or keep the last batch (drop_last=False)",
                 samples=n,
                 batch=full,
@@ -267,9 +371,32 @@ class DataLoader:
         if self.split not in ("train", "val"):
             key = address.named(key, f"split/{self.split}")
         self._key = key
-        recipe = Recipe(self.dataset, self.transforms, key, self.lanes)
-        recipe.shuffled = self.shuffle or self.sampler is not None
+        recipe = Recipe(
+            self.dataset,
+            self.transforms,
+            key,
+            self.lanes,
+            collate_fn=self.collate_fn,
+            unbatched=self._unbatched,
+            worker_init_fn=self.worker_init_fn if self.num_workers else None,
+            on_error=self.on_error,
+        )
+        recipe.shuffled = self.shuffle or self._sampled
         return recipe
+
+    @property
+    def _sampled(self) -> bool:
+        """Whether the order comes from an object of the user's."""
+        return self.sampler is not None or self.batch_sampler is not None
+
+    @property
+    def _in_any_order(self) -> bool:
+        """Whether batches are delivered as they fill, made of samples as they are finished."""
+        return self.mode == "fast" and not (
+            self._recipe.whole
+            or self.batch_sampler is not None
+            or (self.sampler is not None and not hasattr(self.sampler, "__len__"))
+        )
 
     # ------------------------------------------------------------ facts
     @property
@@ -285,19 +412,32 @@ class DataLoader:
         return self._epoch + 1
 
     def __len__(self) -> int:
-        """Return the batches of a whole epoch, the same for every rank."""
-        return self._plan().steps()
+        """Return the batches of a whole epoch, the same for every rank.
 
-    def _plan(self, length: int | None = None) -> Plan:
-        if length is None:
-            length = self._length
-            if self.sampler is not None:
-                length = len(self.sampler)  # type: ignore[arg-type]
-        return Plan(length, self.batch_size, self.world_size, self.rank, self._tail)
+        Raises:
+            TypeError: nobody knows: an iterable dataset or a sampler without a length.
+        """
+        if self.batch_sampler is not None:
+            return len(self.batch_sampler)
+        length = self._length
+        if self.sampler is not None:
+            length = len(self.sampler)  # type: ignore[arg-type]
+        elif self._iterable:
+            length = len(self.dataset)
+        return self._plan(length).steps()
 
-    def _length_of(self, order: Order) -> int:
-        """Return the positions of an epoch: a sampler may give more or fewer than the dataset has."""
-        return len(order.listed) if isinstance(order, Listed) else self._length
+    def _plan(self, length: int) -> Plan:
+        return Plan(length, self._full, self.world_size, self.rank, self._tail)
+
+    def _plan_of(self, order: Order) -> Plan:
+        """Return how an epoch's order is cut; a sampler may give more or fewer than the dataset."""
+        if isinstance(order, Cutting):
+            sizes = np.diff(order.bounds)
+            full = int(sizes.max()) if len(sizes) else 1
+            return Cuts(len(order.listed), full, bounds=order.bounds)
+        if isinstance(order, Streamed):
+            return self._plan(MAX_POSITIONS)
+        return self._plan(len(order.listed) if isinstance(order, Listed) else self._length)
 
     def _phase(self, epoch: int) -> int:
         if not 0 <= epoch < 1 << 31:
@@ -309,14 +449,52 @@ class DataLoader:
         return self.order if self.shuffle else "sequential"
 
     def _order_of(self, epoch: int) -> Order:
-        if self.sampler is not None:
-            return sampled(self.sampler, self._length)
+        if self._sampled:
+            return self._ask_sampler(epoch)
         found = self._orders.get(epoch)
         if found is None:
             found = make_order(self._order_kind, self._length, self._key, self._phase(epoch))
             self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) <= 1}
             self._orders[epoch] = found
         return found
+
+    def _ask_sampler(self, epoch: int) -> Order:
+        """Return the order of the user's sampler for an epoch.
+
+        It is asked under the process-wide generators of the epoch's own address, so that one that
+        draws from them gives the same order whenever it is asked; they are put back afterwards.
+        """
+        sampler: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
+        for one in (sampler, getattr(sampler, "sampler", None)):
+            tell = getattr(one, "set_epoch", None)
+            if callable(tell):
+                tell(epoch)
+        reseeder = Reseeder(self._key, self.lanes)
+        phase = self._phase(epoch)
+        if hasattr(sampler, "__len__") or self.batch_sampler is not None:
+            with seeded(reseeder) as seed:
+                seed(0, phase, SAMPLER_OP)
+                given = list(itertools.islice(sampler, _MOST_BATCHES))
+            if len(given) == _MOST_BATCHES and not hasattr(sampler, "__len__"):
+                raise ConfigError(
+                    f"the batch_sampler gave {_MOST_BATCHES} batches and has no end in sight",
+                    do="give it a __len__, or let it end its epochs",
+                    field="batch_sampler",
+                )
+            if self.batch_sampler is None:
+                return sampled(given, self._length)
+            return cut(given, self._length)
+        drawn = itertools.count()
+        iterator: Iterator[Any] | None = None
+
+        def read() -> Any:
+            nonlocal iterator
+            reseeder.seed(next(drawn), phase, SAMPLER_OP)
+            if iterator is None:
+                iterator = iter(sampler)
+            return next(iterator)
+
+        return Streamed(read, self._length, lambda: seeded(reseeder))
 
     # ------------------------------------------------------------ iterating
     def __iter__(self) -> Iterator[Any]:
@@ -354,13 +532,17 @@ class DataLoader:
                 where=f"epoch={self._epoch} offset={self._offset}",
                 do="load the state of the batch you want, or use mode='reproducible'",
             )
-        wanted = self._offset + batches * self.batch_size * self.world_size
-        length = self._length if self.sampler is None else len(self.sampler)  # type: ignore[arg-type]
-        self._offset = min(length, wanted)
+        plan = self._plan_of(self._order_of(self._epoch))
+        if batches:
+            last = min(batches, plan.steps(self._offset)) - 1
+            self._offset = plan.offset_after(last, self._offset) if last >= 0 else self._offset
+            if last + 1 < batches:
+                self._offset = plan.length
 
     def _settle(self) -> None:
         """Give up the running pass; (epoch, offset) is then where the next one begins."""
         self._abandon()
+        self._refresh()
         if not self._fresh or self._following is not None:
             following = self._epoch + 1 if self._following is None else self._following
             self._epoch, self._offset, self._resumed_ahead = following, 0, ()
@@ -379,9 +561,9 @@ class DataLoader:
         self._fresh = False
         order = self._order_of(self._epoch)
         self._check_listed(order)
-        plan = self._plan(self._length_of(order))
+        plan = self._plan_of(order)
         self._pass = one = self._make_pass(self._epoch, self._offset, plan, order)
-        if self.mode == "fast" or self._resumed_ahead:
+        if self._in_any_order or self._resumed_ahead:
             self._cover(one)
         if self.digest is not None:
             self.digest = audits.Digest()
@@ -389,14 +571,23 @@ class DataLoader:
             return
         if self._recipe.fields is None:
             self._probe(one)
+        if self.pin_memory:
+            outputs.check_pinning()
+        if self._engine is not None and plan.batch_size > self._slots:
+            self._close_engine()  # a batch_sampler gives bigger batches than in epochs before
         if self._engine is None:
             self._recipe.advise()
+            self._slots = plan.batch_size
             self._engine = self._make_engine()
         self._engine.begin(one)
 
+    _slots = 0  # samples of the largest batch the engine can hold
+
     def _check_listed(self, order: Order) -> None:
         """Remember what a sampler gave; in a resumed epoch it must be what it gave before."""
-        if self.sampler is None or not isinstance(order, Listed):
+        if isinstance(order, Streamed):
+            order.delivered(self._offset)
+        elif not isinstance(order, Listed) or not self._sampled:
             return
         found = order.digest()
         wanted = self._listed if self._offset or self._resumed_ahead else None
@@ -421,7 +612,7 @@ class DataLoader:
         if done.ahead or done.prefix:
             left = self._mine[done.missing(len(self._mine))]
             if self._tail == "drop":
-                left = left[: len(left) // self.batch_size * self.batch_size]
+                left = left[: len(left) // self._full * self._full]
             one.left = left
 
     def _make_pass(self, epoch: int, offset: int, plan: Plan, order: Order) -> Pass:
@@ -444,10 +635,24 @@ class DataLoader:
         try:
             self._here().probe(int(ids[0]), int(positions[0]), one.phase)
         except SampleFailure as e:
-            who = "worker=none (first sample, made alone)"
-            raise sample_error(self._recipe, e, one, who) from e.__cause__
+            if self.on_error == "raise" or not self._probe_another(one):
+                who = "worker=none (first sample, made alone)"
+                raise sample_error(self._recipe, e, one, who) from e.__cause__
         self._recipe.adopt(self._here())
         self._probe_ns = time.perf_counter_ns() - began
+
+    def _probe_another(self, one: Pass) -> bool:
+        """Learn the fields from any sample that can be made; broken ones are dealt with later."""
+        for position in range(one.offset, min(one.plan.length, one.offset + _MOST_PROBES)):
+            places = np.array([position], np.uint64)
+            try:
+                self._here().probe(int(one.order.ids(places)[0]), position, one.phase)
+            except SampleFailure as e:
+                if not isinstance(e.__cause__, Exception):
+                    raise
+            else:
+                return True
+        return False
 
     _probe_ns = 0
 
@@ -470,7 +675,7 @@ class DataLoader:
 
     def _make_engine(self) -> Engine:
         if self.num_workers == 0:
-            return Inline(self._recipe, self.batch_size)
+            return Inline(self._recipe, self._slots)
         depth = None
         if self.prefetch_factor is not None:
             depth = self.prefetch_factor * self.num_workers
@@ -478,11 +683,11 @@ class DataLoader:
             self._local = None  # before the workers' memory is there: one copy less at a time
         return Pooled(
             self._recipe,
-            self.batch_size,
-            self.num_workers,
+            self._slots,
+            1 if self._iterable else self.num_workers,  # an iterator cannot be shared
             self._method,
             depth,
-            self.mode == "fast",
+            self._in_any_order,
             self.timeout,
             self._probe_ns,
         )
@@ -495,34 +700,74 @@ class DataLoader:
         if batch is None:
             self._finish(one)
             raise StopIteration
-        delivered = self._deliver(batch.arrays)
+        if batch.ended:
+            one.last = batch.step + 1
+            partial = self._tail == "drop" and batch.real < one.plan.batch_size
+            if not len(batch.covered if batch.covered is not None else ()) or partial:
+                self._finish(one)
+                raise StopIteration
+        delivered = self._deliver(batch)
         real = np.arange(len(batch.ids)) < batch.real
+        replaced = np.zeros(len(batch.ids), bool) if batch.replaced is None else batch.replaced
         before = self._offset, None if self._coverage is None else self._coverage.copy()
         try:
             self._advance(one, batch)
             if self.digest is not None:
-                print_ = self.digest.add(batch.arrays, batch.ids, batch.positions)
+                print_ = self._fingerprint_of(self.digest, batch)
                 self._write_audit(one.epoch, batch, print_)
-            self.last = BatchInfo(one.epoch, batch.step, batch.positions, batch.ids, real)
+            self.last = BatchInfo(one.epoch, batch.step, batch.positions, batch.ids, real, replaced)
+            one.delivered = batch.step + 1
+            self._note(one, batch)
         except BaseException:  # it does not reach the user: it was not delivered
             self._offset, self._coverage = before
             raise
+        if not len(batch.ids) and batch.failures:
+            return self._next()  # every sample of it was skipped
         return delivered
+
+    def _note(self, one: Pass, batch: Batch) -> None:
+        """Keep account of samples that were skipped or replaced, and tell of them."""
+        if isinstance(one.order, Streamed):
+            one.order.delivered(self._offset)
+        for failure in batch.failures:
+            what = "skipped"
+            if failure.replaced_by is not None:
+                what = f"replaced by sample {failure.replaced_by}"
+            _log.warning(
+                "sample %d (%s) failed in %s and was %s: %s: %s  [%s]",
+                failure.sample_id,
+                datasets.describe(self.dataset, failure.sample_id),
+                failure.stage,
+                what,
+                failure.type,
+                failure.message,
+                one.locate(failure.position),
+            )
+        self.failures += batch.failures
+
+    @staticmethod
+    def _fingerprint_of(digest: audits.Digest, batch: Batch) -> str:
+        if batch.is_whole:
+            return digest.add_whole(batch.whole, batch.ids, batch.positions)
+        return digest.add(batch.arrays, batch.ids, batch.positions, batch.beside)
 
     def _advance(self, one: Pass, batch: Batch) -> None:
         """Count what was delivered, not what was made."""
+        covered = batch.positions[: batch.real] if batch.covered is None else batch.covered
         if self._coverage is None:
             self._offset = one.plan.offset_after(batch.step, one.offset)
+            if batch.ended:
+                self._offset = int(covered[-1]) + 1
             return
         done = self._coverage
-        done.add(np.searchsorted(self._mine, batch.positions[: batch.real]))
+        done.add(np.searchsorted(self._mine, covered))
         if self.world_size == 1:
             self._offset = one.offset + done.prefix
         elif done.prefix == len(self._mine):
             steps = one.plan.steps(one.offset)
             self._offset = one.plan.offset_after(steps - 1, one.offset) if steps else one.offset
         else:
-            self._offset = one.offset + done.prefix // self.batch_size * one.plan.global_batch
+            self._offset = one.offset + done.prefix // self._full * one.plan.global_batch
 
     def _ahead(self) -> tuple[tuple[int, int], ...]:
         """Fast mode: ranges of positions delivered at or beyond the offset."""
@@ -538,11 +783,17 @@ class DataLoader:
             ranges += [(int(r[0]), int(r[-1]) + 1) for r in np.split(positions, cuts) if len(r)]
         return tuple(ranges)
 
-    def _deliver(self, arrays: list[np.ndarray]) -> Any:
-        if self.output == "torch":
-            torch = _torch()
-            return self._recipe.build([torch.from_numpy(a) for a in arrays])
-        return self._recipe.build(arrays)
+    def _deliver(self, batch: Batch) -> Any:
+        if batch.is_whole:
+            delivered = batch.whole
+            if self.collate_fn is None and self.output != "numpy":
+                delivered = convert(delivered, self._to_output)
+        else:
+            arrays = batch.arrays
+            if self.output != "numpy":
+                arrays = [self._to_output(a) for a in arrays]
+            delivered = self._recipe.build(arrays, batch.beside)
+        return outputs.pinned(delivered) if self.pin_memory else delivered
 
     def _finish(self, one: Pass) -> None:
         following = one.epoch + 1 if self._following is None else self._following
@@ -557,7 +808,7 @@ class DataLoader:
             if self._engine is not None:
                 self._engine.cancel()
             ahead = self._ahead()
-            if self._pass.plan.ends_at(self._offset + sum(b - a for a, b in ahead)):
+            if self._pass.over(self._offset + sum(b - a for a, b in ahead)):
                 self._finish(self._pass)
                 return
             if (self._offset, self._resumed_ahead) == (self._pass.offset, ahead):
@@ -592,20 +843,30 @@ class DataLoader:
             SampleError: a sample cannot be made.
         """
         order = self._order_of(epoch)
-        plan = self._plan(self._length_of(order))
+        plan = self._plan_of(order)
         one = self._make_pass(epoch, 0, plan, order)
-        ids, positions, _ = one.work(operator.index(step))
-        if self._recipe.fields is None:
+        step = operator.index(step)
+        ids, positions, real = one.work(step)
+        if step >= one.steps:
+            raise IndexError(f"step {step} is not in [0, {one.steps})")
+        recipe = self._here()
+        if recipe.fields is None:
             first = int(positions[0]) if len(positions) else 0
             self._probe(self._make_pass(epoch, first, plan, order))
-        assert self._recipe.fields is not None
-        arrays = [np.zeros((len(ids), *f.shape), f.dtype) for f in self._recipe.fields]
-        if len(ids):
-            try:
-                self._here().fill(arrays, 0, ids, positions, one.phase)
-            except SampleFailure as e:
-                raise sample_error(self._recipe, e, one, "") from e.__cause__
-        return self._deliver(arrays)
+        assert recipe.fields is not None
+        if not len(ids):
+            return self._deliver(empty_batch(recipe, step))
+        arrays = [np.zeros((len(ids), *f.shape), f.dtype) for f in recipe.fields]
+        try:
+            made = recipe.fill(arrays, 0, ids, positions, one.phase)
+        except SampleFailure as e:
+            raise sample_error(self._recipe, e, one, "") from e.__cause__
+        if made is None:
+            return self._deliver(Batch(arrays, ids, positions, real, step))
+        batch = finished(recipe, arrays, ids, positions, real, one, step, made.status, made)
+        if not len(batch.ids):
+            raise IndexError(f"step {step} holds no sample: the data end before it")
+        return self._deliver(batch)
 
     def sample_at(self, epoch: int, position: int) -> Any:
         """Return one finished sample: the one at a global position of an epoch.
@@ -615,12 +876,16 @@ class DataLoader:
             Exception: whatever the dataset or a transform raises.
         """
         order = self._order_of(epoch)
-        length = self._length_of(order)
+        length = self._plan_of(order).length
         if not 0 <= position < length:
             raise IndexError(f"position {position} is not in [0, {length})")
         ids = order.ids(np.array([position], np.uint64))
+        if not len(ids):
+            raise IndexError(f"position {position} is beyond what the sampler gives")
         try:
             return self._here().sample(int(ids[0]), position, self._phase(epoch))
+        except EndOfData:
+            raise IndexError(f"position {position} is beyond the end of the data") from None
         except SampleFailure as e:
             raise (e.__cause__ or e) from None
 
@@ -633,11 +898,10 @@ class DataLoader:
         epoch, offset, ahead = self._epoch, self._offset, self._resumed_ahead
         if self._pass is not None:
             ahead = self._ahead()
-        length = self._length
-        if self._pass is not None:
-            length = self._pass.plan.length
-        over = self._plan(length).ends_at(offset + sum(b - a for a, b in ahead))
-        if over and (offset or ahead) and (self._pass is not None or self.sampler is None):
+        done = offset + sum(b - a for a, b in ahead)
+        one = self._pass
+        over = self._plan(self._length).ends_at(done) if one is None else one.over(done)
+        if over and (offset or ahead) and (self._pass is not None or not self._sampled):
             epoch, offset, ahead = epoch + 1, 0, ()
         many = self.mode == "fast" and self.world_size > 1
         return State(
@@ -648,18 +912,20 @@ class DataLoader:
             offset=offset,
             mode=self.mode,
             lanes=self.lanes,
-            order=self._order_kind if self.sampler is None else f"sampler:{_name(self.sampler)}",
+            order=self._order_name(),
             streams=self.streams,
             length=self._length,
             dataset=self._fingerprint(),
-            transforms=short_digest([self._recipe.describe(), datasets.settings(self.dataset)]),
+            transforms=short_digest(self._described()),
             versions={"numba": numba.__version__, **datasets.versions(self.dataset)},
             ahead=ahead,
             rank=self.rank if many else None,
             world_size=self.world_size if many else None,
-            batch_size=self.batch_size if many else None,
+            batch_size=self._full if many else None,
             overridden=self._overridden,
-            listed=self._listed if self.sampler is not None and (offset or ahead) else None,
+            listed=self._listed_so_far() if self._sampled and (offset or ahead) else None,
+            on_error=self.on_error if self.on_error != "raise" else None,
+            failures=len(self.failures) or None,
         )
 
     def get_state(self) -> bytes:
@@ -680,6 +946,25 @@ class DataLoader:
                 do="give set_state what get_state returned",
             ) from e
         self.load_state_dict(facts)
+
+    def _listed_so_far(self) -> str | None:
+        if self._pass is not None and isinstance(self._pass.order, Streamed):
+            return self._pass.order.digest()
+        return self._listed
+
+    def _order_name(self) -> str:
+        if self.batch_sampler is not None:
+            return f"batch_sampler:{_name(self.batch_sampler)}"
+        if self.sampler is not None:
+            return f"sampler:{_name(self.sampler)}"
+        return self._order_kind
+
+    def _described(self) -> list[Any]:
+        """Return what decides bytes beside the data: JSON-able, for a digest."""
+        described = [self._recipe.describe(), datasets.settings(self.dataset)]
+        if self.collate_fn is not None:
+            described.append({"collate_fn": _name_of_function(self.collate_fn)})
+        return described
 
     def _fingerprint(self) -> str:
         if self._dataset_print is None:
@@ -1005,18 +1290,46 @@ def _start_method(context: Any, worker_method: str) -> str:
     return _METHODS[name]
 
 
+def _name_of_function(function: Any) -> str:
+    inner = getattr(function, "func", function)
+    name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
+    return f"{getattr(inner, '__module__', None) or type(inner).__module__}.{name}"
+
+
 def _name(thing: Any) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
-def _torch() -> Any:
-    try:
-        return importlib.import_module("torch")
-    except ImportError as e:
-        raise ConfigError(
-            "output='torch' needs PyTorch, which is not installed",
-            do="pip install torch, or use output='numpy'",
-        ) from e
+def _pinning(name: str, value: Any) -> bool:
+    if _flag(name, value):
+        outputs.torch_for_pinning()
+    return bool(value)
+
+
+def _length(dataset: Any) -> int:
+    """Return a dataset's length; that of one that can only be iterated is never known for sure."""
+    return MAX_POSITIONS if datasets.only_iterable(dataset) else len(dataset)
+
+
+def _function(name: str, value: Any) -> Any:
+    if value is None or callable(value):
+        return value
+    raise ConfigError(f"{name} must be a function or None, got {value!r}", field=name)
+
+
+# As in torch: these cannot be set once a loader is made …
+_FIXED = (
+    "batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers",
+)  # fmt: skip
+# … and these can; a pass that begins later uses them.
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "num_workers": lambda name, value: _whole(name, value, 0, 4096),
+    "prefetch_factor": lambda name, v: None if v is None else _whole(name, v, 1, 1 << 20),
+    "timeout": lambda name, value: _seconds(name, value),
+    "pin_memory": lambda name, value: _pinning(name, value),
+    "collate_fn": _function,
+    "worker_init_fn": _function,
+}
 
 
 def _after_fork() -> None:

@@ -7,8 +7,11 @@ The order of a phase maps positions to sample ids; it is a function of (key, pha
 world size only cut it, so they never decide what a position holds.
 """
 
+import bisect
 import hashlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -110,6 +113,37 @@ class Plan:
         return np.concatenate(parts) if parts else np.empty(0, np.uint64)
 
 
+@dataclass(frozen=True)
+class Cuts(Plan):
+    """Batches of any sizes, as a `batch_sampler` gives them.
+
+    Attributes:
+        bounds: batch k holds positions [bounds[k], bounds[k + 1]); bounds[0] is 0.
+    """
+
+    bounds: tuple[int, ...] = (0,)
+
+    def steps(self, offset: int = 0) -> int:
+        """Return the number of batches from `offset` to the end."""
+        return len(self.bounds) - 1 - self._at(offset)
+
+    def _at(self, offset: int) -> int:
+        """Return the batch that `offset` lies in or begins; empty ones there are over."""
+        return min(max(0, bisect.bisect_right(self.bounds, offset) - 1), len(self.bounds) - 1)
+
+    def offset_after(self, step: int, offset: int = 0) -> int:
+        """Return how many samples were delivered after `step` of such a pass."""
+        return self.bounds[self._at(offset) + step + 1]
+
+    def positions(self, step: int, offset: int = 0) -> tuple[np.ndarray, int]:
+        """Return (uint64[n], n): the positions of a step of a pass that starts at `offset`."""
+        if not 0 <= step < self.steps(offset):
+            raise IndexError(f"step {step} is not in [0, {self.steps(offset)})")
+        k = self._at(offset) + step
+        lo = max(self.bounds[k], offset)
+        return np.arange(lo, self.bounds[k + 1], dtype=np.uint64), self.bounds[k + 1] - lo
+
+
 class Order(Protocol):
     """Maps positions of one phase to sample ids."""
 
@@ -175,13 +209,119 @@ def make_order(kind: str, n: int, key: int, phase: int) -> Order:
     return Listed(permutation_from_key(n, key, phase))
 
 
-def sampled(sampler: Any, length: int) -> Listed:
-    """Return the order that a sampler gives now.
+class Streamed:
+    """Positions index what a sampler without a length gives, read as far as is needed.
+
+    Args:
+        read: gives the next index, or raises StopIteration.
+        length: of the dataset.
+        within: what to enter while reading.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Any],
+        length: int,
+        within: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self._read = read
+        self._length = length
+        self._within = within
+        self._kept: deque[int] = deque()
+        self._first = 0  # position of the first one kept
+        self._over = False
+        self._hash = hashlib.blake2b(digest_size=8)
+
+    def ids(self, positions: np.ndarray) -> np.ndarray:
+        """Return the ids at successive positions; fewer where the sampler ends."""
+        if not len(positions):
+            return np.empty(0, np.int64)
+        lo, hi = int(positions[0]), int(positions[-1]) + 1
+        self._read_to(hi)
+        end = min(hi, self._first + len(self._kept))
+        return np.array([self._kept[q - self._first] for q in range(lo, end)], np.int64)
+
+    def delivered(self, offset: int) -> None:
+        """Forget the ids below `offset`; they are in the digest from now on."""
+        while self._first < offset:
+            upto = min(offset, self._first + 4096)
+            self._read_to(upto)
+            ids = [self._kept.popleft() for _ in range(min(upto - self._first, len(self._kept)))]
+            if not ids:
+                return
+            self._hash.update(np.array(ids, "<i8").tobytes())
+            self._first += len(ids)
+
+    def digest(self) -> str:
+        """Return 16 hex digits of what was delivered."""
+        return self._hash.hexdigest()
+
+    def _read_to(self, hi: int) -> None:
+        if self._over or self._first + len(self._kept) >= hi:
+            return
+        with self._within():
+            while self._first + len(self._kept) < hi:
+                try:
+                    index = self._read()
+                except StopIteration:
+                    self._over = True
+                    return
+                self._kept.append(int(checked_ids([index], self._length)[0]))
+
+
+class Cutting(Listed):
+    """A list with the places where a `batch_sampler` cut it.
+
+    Attributes:
+        bounds: batch k is listed[bounds[k] : bounds[k + 1]].
+    """
+
+    def __init__(self, listed: np.ndarray, bounds: tuple[int, ...]) -> None:
+        super().__init__(listed)
+        self.bounds = bounds
+
+    def digest(self) -> str:
+        """Return 16 hex digits of the list and its cuts."""
+        cuts = np.array(self.bounds, "<i8").tobytes()
+        return hashlib.blake2b(super().digest().encode() + cuts, digest_size=8).hexdigest()
+
+
+def sampled(listed: Sequence[Any], length: int) -> Listed:
+    """Return the order that a sampler gave.
 
     Raises:
-        ConfigError: it gives something else than indices of the dataset.
+        ConfigError: it gave something else than indices of the dataset.
     """
-    listed = list(sampler)
+    return Listed(checked_ids(listed, length))
+
+
+def cut(batches: Sequence[Any], length: int) -> Cutting:
+    """Return the order that a `batch_sampler` gave, and where its batches begin and end.
+
+    Raises:
+        ConfigError: it gave something else than lists of indices of the dataset.
+    """
+    flat: list[Any] = []
+    bounds = [0]
+    for number, batch in enumerate(batches):
+        try:
+            flat += list(batch)
+        except TypeError as e:
+            raise ConfigError(
+                f"batch {number} of the batch_sampler is {batch!r}, not a list of indices",
+                do="give lists of ints; for single indices use sampler",
+            ) from e
+        if len(flat) > bounds[-1]:
+            bounds.append(len(flat))
+    return Cutting(checked_ids(flat, length), tuple(bounds))
+
+
+def checked_ids(listed: Sequence[Any], length: int) -> np.ndarray:
+    """Return indices that a sampler gave as int64[n] in [0, length).
+
+    Raises:
+        ConfigError: they are something else.
+    """
     try:
         ids = np.array([i.__index__() for i in listed], np.int64)
     except AttributeError:
@@ -195,7 +335,8 @@ def sampled(sampler: Any, length: int) -> Listed:
         raise ConfigError(
             f"the sampler gave index {ids[at]} at place {at}; the dataset has {length} samples"
         )
-    return Listed(np.where(ids < 0, ids + length, ids))
+    found: np.ndarray = np.where(ids < 0, ids + length, ids)
+    return found
 
 
 class Coverage:

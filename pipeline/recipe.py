@@ -1,30 +1,60 @@
 """A recipe makes samples: a pure function of (sample id, position, phase), for any worker.
 
     dataset[sample_id] ─▶ your functions f(sample, rng) ─▶ our transforms on the image ─▶ slot
+                                                          (`whole`: ─▶ collate_fn ─▶ parcel)
 
 Where an in-memory dataset meets only our transforms, a whole chunk is made by one compiled kernel
 (`bulk`). Otherwise samples are made one by one, and the last transforms write straight into the
-slot. Both give the same bytes.
+slot; text goes beside it. Both give the same bytes. A recipe is `whole` where something needs all
+samples of a batch at once (a `collate_fn`, a dataset's `__getitems__`), or where no sample can be
+made before the workers run: then one worker makes a batch, and it travels as an object.
 """
 
 import contextlib
 import copy
 import mmap
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pipeline import datasets
+from pipeline.collate import UnlikeOthers, as_is, stack
 from pipeline.datasets.common import map_of
 from pipeline.errors import ConfigError, SampleError
-from pipeline.reseed import Reseeder, Saved
+from pipeline.made import ENDED, MAX_ATTEMPTS, SKIPPED, Failure, Made
+from pipeline.reading import EndOfData, Reader, Seed
+from pipeline.reseed import COLLATE_OP, Reseeder, seeded
 from pipeline.transfer.layout import Field
 from pipeline.transforms import Chain, Op, Stream, op_numbers, takes_rng
 from pipeline.transforms.resize import SourceError
 from pipeline.tree import Structure
+from rng import address, philox4x32
 
+_UNREAD = object()
+
+
+def _seed_nothing(position: int, phase: int, op: int = 0) -> None:
+    """Where no code of the user runs, or where it would disturb other threads."""
+
+
+def substitute(key: int, length: int, position: int, phase: int, attempt: int) -> int:
+    """Return which sample takes the place of one that cannot be made: any, the same each time.
+
+    From 64 bits at (SAMPLER, op 1, position << 8 | attempt) by multiply-high; the bias is below
+    length / 2**64.
+    """
+    c0, c1, c2, c3 = address.counter(
+        address.SAMPLER, op=_SUBSTITUTE_OP, phase=phase, position=position << 8 | attempt
+    )
+    counter = np.array([c0, c1, c2, c3], np.uint32)
+    words = philox4x32(counter, np.array([key & address.M32, key >> 32], np.uint32))
+    return (int(words[0]) | int(words[1]) << 32) * length >> 64
+
+
+_SUBSTITUTE_OP = 1  # of purpose SAMPLER; 0 draws with replacement
 _IMAGE_KEYS = ("image", "img", "pixel_values", "x")
 
 
@@ -59,14 +89,36 @@ class Recipe:
             which see the whole sample as the dataset returned it; in any order.
         key: 64-bit key of the run.
         lanes: logical workers.
+        collate_fn: makes a batch of a list of samples; with `unbatched`, of one sample.
+        unbatched: batches are single samples (`batch_size=None`).
+        worker_init_fn: called with the worker's number before it works.
+        on_error: "raise", "skip" or "substitute".
 
     Raises:
         ConfigError: a transform that cannot work on these samples.
     """
 
-    def __init__(self, dataset: Any, transforms: Sequence[Any], key: int, lanes: int) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        transforms: Sequence[Any],
+        key: int,
+        lanes: int,
+        *,
+        collate_fn: Callable[[Any], Any] | None = None,
+        unbatched: bool = False,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        on_error: str = "raise",
+    ) -> None:
         datasets.check(dataset)
         self.dataset = dataset
+        self.collate_fn = collate_fn
+        self.unbatched = unbatched
+        self.worker_init_fn = worker_init_fn
+        self.on_error = on_error
+        self.reader = Reader(dataset) if datasets.only_iterable(dataset) else None
+        self._getitems = self.reader is None and datasets.reads_together(dataset)
+        self._told_phase = -1  # the phase whose epoch the dataset was last told
         self.key = key
         self.lanes = lanes
         self.transforms = tuple(transforms)
@@ -95,9 +147,20 @@ class Recipe:
         last = self._stages[-1] if self._stages else None
         if isinstance(last, Chain):
             self._tail = last
-        self.bulk = self._arrays is not None and (
-            not self._stages
-            or (len(self._stages) == 1 and self._tail is not None and self._tail.bulk)
+        self.whole = (
+            collate_fn is not None
+            or unbatched
+            or self._getitems
+            or self.reader is not None
+            or (worker_init_fn is not None and not self.native)
+        )
+        self.bulk = (
+            not self.whole
+            and self._arrays is not None
+            and (
+                not self._stages
+                or (len(self._stages) == 1 and self._tail is not None and self._tail.bulk)
+            )
         )
         self._decodes = (
             bool(self._stages)
@@ -106,10 +169,12 @@ class Recipe:
         )
         if self.bulk:
             self._fields = self._bulk_fields()
-        elif self._gathers:
+        elif self._gathers and not self.whole:
             self.bulk = True
             self._structure = Structure(dataset[0])
             self._fields = self._structure.fields
+        elif self.whole:
+            self._fields = ()
 
     # ------------------------------------------------------------ what comes out
     @property
@@ -126,6 +191,32 @@ class Recipe:
         if self._fields is None:
             self._structure = Structure(self.sample(sample_id, position, phase))
             self._fields = self._structure.fields
+
+    @property
+    def carries(self) -> bool:
+        """Whether batches have more than fixed fields; known when `fields` are."""
+        text = self._structure is not None and bool(self._structure.beside)
+        return self.whole or text or (self.on_error != "raise" and not self.bulk)
+
+    def begin_worker(self, worker: int, count: int) -> None:
+        """Prepare a worker process for code of the user, and call its `worker_init_fn`."""
+        self._worker = worker, count
+        self._tell_torch()
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker)
+
+    _worker: tuple[int, int] | None = None
+
+    def _tell_torch(self) -> None:
+        """Let `torch.utils.data.get_worker_info()` answer in this worker process."""
+        module = sys.modules.get("torch.utils.data._utils.worker")
+        if self._worker is None or module is None or module._worker_info is not None:
+            return
+        worker, count = (0, 1) if self.reader is not None else self._worker
+        seed = (self.key + worker) & address.M64 >> 1
+        module._worker_info = module.WorkerInfo(  # type: ignore[attr-defined]
+            id=worker, num_workers=count, seed=seed, dataset=self.dataset
+        )
 
     def adopt(self, other: "Recipe") -> None:
         """Take over the fields that a copy of this recipe has learnt."""
@@ -152,10 +243,12 @@ class Recipe:
             if mapped is not None:
                 mapped.madvise(mmap.MADV_RANDOM)
 
-    def build(self, arrays: list[Any]) -> Any:
-        """Return a batch: arrays in the containers of a sample."""
+    def build(self, arrays: list[Any], beside: list[list[Any]] | None = None) -> Any:
+        """Return a batch: arrays, and text for each sample, in the containers of a sample."""
         if self._structure is not None:
-            return self._structure.build(arrays)
+            names = self._structure.beside
+            columns = [[texts[k] for texts in beside or ()] for k in range(len(names))]
+            return self._structure.build(arrays, columns)
         return tuple(arrays) if len(arrays) > 1 else arrays[0]
 
     def describe(self) -> list[Any]:
@@ -191,7 +284,7 @@ class Recipe:
         phase: int,
         generators: str = "theirs",
         begins: Callable[[int], None] = _tell_nobody,
-    ) -> None:
+    ) -> Made | None:
         """Make samples into slots [slot, slot + n) of a batch.
 
         Args:
@@ -206,22 +299,174 @@ class Recipe:
             begins: called with the position of each sample before it is made, where samples are made
                 one by one.
 
+        Returns:
+            What they give besides fixed fields, or None.
+
         Raises:
             SampleFailure: a sample cannot be made; its slot and those after it are undefined.
         """
         n = len(ids)
         if self.bulk:
             self._fill_bulk(buffers, slot, slot + n, ids, positions, phase)
-            return
+            return None
+        if self.whole:
+            with self._seeding(generators) as seed:
+                return self._make_whole(ids.tolist(), positions.tolist(), phase, seed, begins)
         if self._structure is None:
             self.probe(int(ids[0]), int(positions[0]), phase)
+        assert self._structure is not None
+        made = Made(beside=[] if self._structure.beside else None)
         with self._seeding(generators) as seed:
+            self._tell_epoch(phase)
             for s, sample_id, position in zip(
                 range(slot, slot + n), ids.tolist(), positions.tolist(), strict=True
             ):
                 begins(position)
+
+                def make(chosen: int, s: int = s, position: int = position) -> list[Any]:
+                    seed(position, phase)
+                    return self._fill_one(buffers, s, chosen, position, phase)
+
+                if self.on_error == "raise":
+                    text = make(sample_id)
+                else:
+                    text, status = self._tolerate(make, sample_id, position, phase, made)
+                    if status:
+                        made.status = np.zeros(n, np.uint8) if made.status is None else made.status
+                        made.status[s - slot] = status
+                    if status == SKIPPED:
+                        for buffer in buffers[: len(self._structure.fields)]:
+                            buffer[s] = np.zeros((), buffer.dtype)
+                if made.beside is not None:
+                    made.beside.append(text or [])
+        return made if self.carries else None
+
+    def _make_whole(
+        self,
+        ids: list[int],
+        positions: list[int],
+        phase: int,
+        seed: Seed,
+        begins: Callable[[int], None] = _tell_nobody,
+    ) -> Made:
+        """Make a batch as an object: all its samples, then `collate_fn`."""
+        made = Made(is_whole=True)
+        self._tell_torch()
+        self._tell_epoch(phase)
+        read = self._read_together(ids, positions, phase, seed)
+        samples: list[Any] = []
+        status = np.zeros(len(ids), np.uint8)
+        for place, (sample_id, position) in enumerate(zip(ids, positions, strict=True)):
+            begins(position)
+
+            def make(chosen: int, place: int = place, position: int = position) -> Any:
                 seed(position, phase)
-                self._fill_one(buffers, s, sample_id, position, phase)
+                raw = read[place] if read is not None and chosen == ids[place] else _UNREAD
+                return self._make(chosen, position, phase, None, raw, seed)
+
+            try:
+                if self.on_error == "raise":
+                    samples.append(make(sample_id))
+                    continue
+                sample, code = self._tolerate(make, sample_id, position, phase, made)
+            except EndOfData:
+                status[place:] = ENDED
+                break
+            status[place] = code
+            if code != SKIPPED:
+                samples.append(sample)
+        made.status = status if status.any() else None
+        if samples:
+            seed(positions[0], phase, COLLATE_OP)
+            made.whole = self._collate(samples, ids, positions, status)
+        return made
+
+    def _collate(
+        self, samples: list[Any], ids: list[int], positions: list[int], status: np.ndarray
+    ) -> Any:
+        collate = self.collate_fn
+        try:
+            if self.unbatched:
+                return (collate or as_is)(samples[0])
+            return (collate or stack)(samples)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:
+            there = np.flatnonzero(status < SKIPPED).tolist()
+            place = there[e.place] if isinstance(e, UnlikeOthers) else there[0]
+            raise SampleFailure(ids[place], positions[place], "collate") from e
+
+    def _read_together(
+        self, ids: list[int], positions: list[int], phase: int, seed: Seed
+    ) -> list[Any] | None:
+        """Return the samples of a whole batch from a dataset that gives them at once."""
+        if not self._getitems:
+            return None
+        seed(positions[0], phase)
+        try:
+            found = list(self.dataset.__getitems__(ids))
+            if len(found) != len(ids):
+                raise SampleError(
+                    f"__getitems__ gave {len(found)} samples for {len(ids)} indices {ids[:16]}",
+                    do="return one sample for each index, in the same order",
+                )
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:
+            if self.on_error != "raise" and isinstance(e, Exception):
+                return None  # one by one, to find the one that fails
+            raise SampleFailure(ids[0], positions[0], "read") from e
+        return found
+
+    def _tolerate(
+        self, make: Callable[[int], Any], sample_id: int, position: int, phase: int, made: Made
+    ) -> tuple[Any, int]:
+        """Return (a sample, its status), also where it cannot be made."""
+        try:
+            return make(sample_id), 0
+        except SampleFailure as e:
+            cause = e.__cause__
+            if not isinstance(cause, Exception):  # sys.exit is no broken sample
+                raise
+            found: tuple[Any, int] = (None, SKIPPED)
+            replaced_by = None
+            if self.on_error == "substitute":
+                found, replaced_by = self._substitute(make, position, phase, e)
+            kind = type(cause)
+            message = str(cause)[:400]
+            made.failures.append(
+                Failure(
+                    phase >> 1,
+                    position,
+                    sample_id,
+                    e.stage,
+                    f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."),
+                    message,
+                    replaced_by,
+                )
+            )
+            return found
+
+    def _substitute(
+        self, make: Callable[[int], Any], position: int, phase: int, failure: SampleFailure
+    ) -> tuple[tuple[Any, int], int]:
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            other = substitute(self.key, len(self.dataset), position, phase, attempt)
+            try:
+                return (make(other), attempt), other
+            except SampleFailure as e:
+                if not isinstance(e.__cause__, Exception):
+                    raise
+        raise failure
+
+    def _tell_epoch(self, phase: int) -> None:
+        """Tell the dataset the epoch of what it is asked for, if it wants to know."""
+        if self.native or phase == self._told_phase:
+            return
+        self._told_phase = phase
+        tell = getattr(self.dataset, "set_epoch", None)
+        if callable(tell):
+            tell(phase >> 1)
 
     def sample(self, sample_id: int, position: int, phase: int) -> Any:
         """Return one finished sample, in the containers the dataset uses.
@@ -230,11 +475,14 @@ class Recipe:
             SampleFailure: it cannot be made.
         """
         with self._seeding("theirs") as seed:
+            self._tell_epoch(phase)
+            if self._getitems:
+                return self._make_whole([sample_id], [position], phase, seed).whole
             seed(position, phase)
-            return self._make(sample_id, position, phase, None)
+            return self._make(sample_id, position, phase, None, seed=seed)
 
     @contextlib.contextmanager
-    def _seeding(self, generators: str) -> Iterator[Callable[[int, int], None]]:
+    def _seeding(self, generators: str) -> Iterator[Seed]:
         """Give a function that seeds the process-wide generators for a sample, where needed."""
         if self.native or generators == "shared":
             yield _seed_nothing
@@ -244,14 +492,12 @@ class Recipe:
         if generators == "ours":
             yield self._reseeder.seed
             return
-        saved = Saved()
-        try:
-            yield self._reseeder.seed
-        finally:
-            saved.restore()
+        with seeded(self._reseeder) as seed:
+            yield seed
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_reseeder": None}  # it points into this process
+        # The reseeder points into this process; a copy has told its dataset nothing yet.
+        return {**vars(self), "_reseeder": None, "_told_phase": -1, "_worker": None}
 
     def _fill_bulk(
         self,
@@ -278,23 +524,35 @@ class Recipe:
 
     def _fill_one(
         self, buffers: Sequence[np.ndarray], s: int, sample_id: int, position: int, phase: int
-    ) -> None:
+    ) -> list[Any]:
         assert self._structure is not None
         # The tail may write straight into the slot when the image is the first field.
         out = buffers[0][s] if self._tail is not None else None
         made = self._make(sample_id, position, phase, out)
         try:
-            leaves = self._structure.leaves(made)
+            leaves, text = self._structure.take_apart(made)
         except Exception as e:
             raise SampleFailure(sample_id, position, "collate") from e
-        for buffer, leaf in zip(buffers, leaves, strict=True):
+        for buffer, leaf in zip(buffers, leaves, strict=False):  # the last may be `CARRIED`
             if not (out is not None and leaf is out):
                 buffer[s] = leaf
+        return text
 
-    def _make(self, sample_id: int, position: int, phase: int, out: np.ndarray | None) -> Any:
+    def _make(
+        self,
+        sample_id: int,
+        position: int,
+        phase: int,
+        out: np.ndarray | None,
+        raw: Any = _UNREAD,
+        seed: Seed = _seed_nothing,
+    ) -> Any:
+        """Return a finished sample; `raw` is what the dataset gave for it, if it was read."""
         stage_name, process = "read", os.getpid()
         try:
-            sample = self._read(sample_id)
+            if self.reader is not None:
+                raw = self.reader.read(position, phase, seed)
+            sample = self._read(sample_id) if raw is _UNREAD else raw
             for number, stage in enumerate(self._stages):
                 stage_name = self._names[number]
                 if isinstance(stage, Chain):
@@ -307,7 +565,7 @@ class Recipe:
                 else:
                     sample = stage(sample, position, phase)
             return sample
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, EndOfData):
             raise
         except SourceError as e:  # what is read late fails late
             raise SampleFailure(sample_id, position, "read") from e.__cause__
@@ -420,10 +678,6 @@ class UserStage:
         """Return the address of its stream."""
         n, lane = divmod(position, self.lanes)
         return {"purpose": 7, "op": self.op, "lane": lane, "n": n, "phase": phase}
-
-
-def _seed_nothing(position: int, phase: int) -> None:
-    """Where no code of the user runs, or where it would disturb other threads."""
 
 
 def _name_of(stage: Any) -> str:

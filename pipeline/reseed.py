@@ -2,7 +2,8 @@
 
 A dataset or a transform that calls `random`, `numpy.random` or torch's CPU generator would get
 numbers that depend on which worker runs it and on what ran before. So before each such sample these
-generators are set from the sample's own address (purpose USER, op 0):
+generators are set from the sample's own address (purpose USER, op 0; a batch that a `collate_fn`
+makes has its first sample's, op 1):
 
     blocks 0 … 155    the 624 words of numpy's Mersenne Twister
     blocks 156 … 311  the 624 words of Python's
@@ -16,9 +17,11 @@ Seeding by the libraries' own functions costs 5.6 us (`random.seed`) and keeps 3
 place is found once, and only used where reading it gives exactly what the library says is there.
 """
 
+import contextlib
 import ctypes
 import random  # noqa: TID251 - the generator of the user's code, never drawn from here
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -30,6 +33,8 @@ from rng.kernel import kernel
 
 _WORDS = 624  # of a Mersenne Twister MT19937
 OP = 0  # of purpose USER: functions have ops from 248 on
+COLLATE_OP = 1
+SAMPLER_OP = 3  # 2 makes the iterator of an iterable dataset
 
 
 @kernel
@@ -85,8 +90,14 @@ class Reseeder:
         self._numpy_known = known is not None
         self._numpy: Any = np.empty(_WORDS, np.uint32) if known is None else known
 
-    def seed(self, position: int, phase: int) -> None:
-        """Set every generator for the sample at `position` of `phase`."""
+    def seed(self, position: int, phase: int, op: int = OP) -> None:
+        """Set every generator for the sample at `position` of `phase`.
+
+        Args:
+            position, phase: whose turn it is.
+            op: what is done: 0 makes a sample; 1 collates a batch that begins there; 2 makes the
+                iterator of a dataset; 3 asks a sampler for an index.
+        """
         if _numpy_generator() is not self._generator:  # the user's code installed another one
             self._find_numpy()
         n, lane = divmod(position, self._lanes)
@@ -97,7 +108,7 @@ class Reseeder:
             self._python_state,
             n,
             phase,
-            address.USER << 24 | OP << 16 | lane,
+            address.USER << 24 | op << 16 | lane,
             self._k0,
             self._k1,
         )
@@ -129,6 +140,16 @@ class Saved:
         np.random.set_state(self._numpy)  # noqa: NPY002, TID251
         if self._torch is not None:
             sys.modules["torch"].default_generator.set_state(self._torch)
+
+
+@contextlib.contextmanager
+def seeded(reseeder: Reseeder) -> Iterator[Callable[..., None]]:
+    """Give a reseeder's `seed`; put the generators back afterwards."""
+    saved = Saved()
+    try:
+        yield reseeder.seed
+    finally:
+        saved.restore()
 
 
 def _numpy_generator() -> Any:

@@ -48,6 +48,8 @@ class State:
     world_size: int | None = None
     batch_size: int | None = None  # fast mode with several ranks only
     overridden: tuple[str, ...] = ()  # differences the user allowed
+    on_error: str | None = None  # "skip" or "substitute"
+    failures: int | None = None  # samples skipped or replaced so far
     listed: str | None = None  # digest of the order that a sampler gave, in the middle of an epoch
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,7 +82,17 @@ class State:
         facts = {name: value for name, value in facts.items() if value is not None}
         known = {one.name for one in fields(cls)}
         extra = sorted(set(facts) - known - {"format"})
-        optional = {"versions", "ahead", "rank", "world_size", "batch_size", "overridden", "listed"}
+        optional = {
+            "versions",
+            "ahead",
+            "rank",
+            "world_size",
+            "batch_size",
+            "overridden",
+            "listed",
+            "on_error",
+            "failures",
+        }
         missing = sorted(known - set(facts) - optional)
         if extra or missing:
             raise StateError(
@@ -128,7 +140,7 @@ class State:
         allowed = set(allow)
         names = (
             "stream_version", "seed", "split", "lanes", "order", "streams", "length", "dataset",
-            "transforms",
+            "transforms", "on_error",
         )  # fmt: skip
         unknown = allowed - set(names)
         if unknown:

@@ -1,13 +1,18 @@
-"""Samples as trees of fixed fields: dicts, lists, tuples, named tuples, dataclasses of arrays.
+"""Samples as trees: dicts, lists, tuples, named tuples, dataclasses of arrays, numbers and text.
 
-`Structure.of(sample)` remembers the containers; `leaves` takes a sample apart, `build` puts batched
-leaves together in the same containers. Numbers become arrays of one element a sample: bool,
-int → int64, float → float64; numpy scalars and arrays keep their dtype.
+    arrays, tensors, numbers   fixed fields, in the arena: batched to [n, …]
+    str, bytes, None           beside them, of any length: batched to a list of n
+
+`Structure(sample)` remembers the containers; `take_apart` gives the leaves of another sample,
+`build` puts batched leaves together in the same containers. Numbers become arrays of one element a
+sample: bool, int → int64, float → float64; numpy scalars and arrays keep their dtype.
 """
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, MutableMapping
+import struct
+import sys
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,26 +23,32 @@ from pipeline.transfer.layout import Field
 _INT, _FLOAT = np.dtype(np.int64), np.dtype(np.float64)
 _DO = (
     "return arrays or numbers of one shape and type for every sample (resize or pad images of "
-    "different sizes; encode text as numbers)"
+    "different sizes), or give a collate_fn that makes batches of them"
 )
+Text = str | bytes | None
 
 
 class Structure:
-    """The containers of a sample and its fixed fields.
+    """The containers of a sample and its leaves.
 
     Attributes:
-        fields: one for each leaf, in order.
+        fields: one for each fixed leaf, in order.
+        beside: names of the leaves of any length, in order.
     """
 
     def __init__(self, sample: Any) -> None:
-        leaves: list[tuple[str, np.ndarray]] = []
+        leaves = _Leaves()
         self._build = _visit(sample, "", leaves)
-        self.fields = tuple(Field(name or "sample", a.shape, a.dtype) for name, a in leaves)
-        flat = type(sample) in (tuple, list) and len(sample) == len(leaves)
+        self.fields = tuple(Field(name or "sample", a.shape, a.dtype) for name, a in leaves.fixed)
+        self.beside = tuple(name or "sample" for name, _ in leaves.beside)
+        flat = type(sample) in (tuple, list) and len(sample) == len(leaves.fixed)
         self._flat: type | None = type(sample) if flat else None
 
-    def leaves(self, sample: Any) -> list[np.ndarray]:
-        """Return the leaves of another sample, checked against the fields.
+    def take_apart(self, sample: Any) -> tuple[list[np.ndarray], list[Text]]:
+        """Return the leaves of another sample, checked against the first one's.
+
+        Returns:
+            (one array for each field, one value for each leaf beside).
 
         Raises:
             SampleError: another container, shape or dtype than the first sample's.
@@ -45,18 +56,19 @@ class Structure:
         if type(sample) is self._flat:
             quick = self._flat_leaves(sample)
             if quick is not None:
-                return quick
-        found: list[tuple[str, np.ndarray]] = []
-        _visit(sample, "", found)
-        if len(found) != len(self.fields):
+                return quick, []
+        leaves = _Leaves()
+        _visit(sample, "", leaves)
+        found = _ordered(leaves.fixed, [one.name for one in self.fields])
+        beside = _ordered(leaves.beside, list(self.beside))
+        self._check_kinds(leaves)
+        if len(found) != len(self.fields) or len(beside) != len(self.beside):
             raise SampleError(
-                f"a sample has {len(found)} fields, the first one had {len(self.fields)} "
-                f"({', '.join(f.name for f in self.fields)})",
+                f"a sample has {_count(found, beside)}, the first one had "
+                f"{_count(self.fields, self.beside)} "
+                f"({', '.join([*(f.name for f in self.fields), *self.beside])})",
                 do=_DO,
             )
-        names = {one.name: place for place, one in enumerate(self.fields)}
-        if len(names) == len(found) == len(names.keys() & {name for name, _ in found}):
-            found.sort(key=lambda leaf: names[leaf[0]])  # a dict with its keys in another order
         for (name, array), one in zip(found, self.fields, strict=True):
             if (
                 array.shape != one.shape
@@ -68,7 +80,32 @@ class Structure:
                     f"the first sample's {one.name!r} was {one.dtype}{list(one.shape)}",
                     do=_DO,
                 )
-        return [array for _, array in found]
+        for (name, _), wanted in zip(beside, self.beside, strict=True):
+            if (name or "sample") != wanted:
+                raise SampleError(
+                    f"field {name or 'sample'!r} is text, the first sample's text was {wanted!r}",
+                    do=_DO,
+                )
+        return [array for _, array in found], [value for _, value in beside]
+
+    def _check_kinds(self, leaves: "_Leaves") -> None:
+        """Refuse text where the first sample had a number or an array, and the other way round."""
+        fields = {one.name: one for one in self.fields}
+        for name, value in leaves.beside:
+            one = fields.get(name or "sample")
+            if one is not None:
+                raise SampleError(
+                    f"field {one.name!r} is of type {type(value).__name__}, which has no fixed "
+                    f"size in bytes; the first sample's was {one.dtype}{list(one.shape)}",
+                    do=_DO,
+                )
+        for name, array in leaves.fixed:
+            if (name or "sample") in self.beside:
+                raise SampleError(
+                    f"field {name or 'sample'!r} is {array.dtype}{list(array.shape)}, the first "
+                    f"sample's was text or None",
+                    do=_DO,
+                )
 
     def _flat_leaves(self, sample: Any) -> list[np.ndarray] | None:
         """Return the leaves of a flat sample with the very fields of the first, the common case."""
@@ -90,15 +127,71 @@ class Structure:
             leaves.append(np.asarray(value, one.dtype))
         return leaves
 
-    def build(self, arrays: list[Any]) -> Any:
-        """Return the containers of a sample around batched arrays, one for each field."""
-        return self._build(list(arrays))
+    def build(self, arrays: Sequence[Any], beside: Sequence[Any] = ()) -> Any:
+        """Return the containers of a sample around batched leaves.
+
+        Args:
+            arrays: one for each field.
+            beside: one list for each leaf beside them.
+        """
+        return self._build(_Leaves(list(arrays), list(beside)))
 
 
-Builder = Callable[[list[Any]], Any]
+@dataclasses.dataclass
+class _Leaves:
+    fixed: list[Any] = dataclasses.field(default_factory=list)
+    beside: list[Any] = dataclasses.field(default_factory=list)
 
 
-def _visit(node: Any, name: str, leaves: list[tuple[str, np.ndarray]]) -> Builder:
+def _ordered(found: list[tuple[str, Any]], wanted: list[str]) -> list[tuple[str, Any]]:
+    """Return named leaves in the wanted order, for a dict with its keys in another order."""
+    names = {name: place for place, name in enumerate(wanted)}
+    if len(names) == len(found) == len(names.keys() & {name or "sample" for name, _ in found}):
+        return sorted(found, key=lambda leaf: names[leaf[0] or "sample"])
+    return found
+
+
+def _count(fixed: Sequence[Any], beside: Sequence[Any]) -> str:
+    text = f" and {len(beside)} of text" if beside else ""
+    return f"{len(fixed)} fields{text}"
+
+
+def encode_text(values: Sequence[Text]) -> bytes:
+    """Return text leaves of one sample as bytes: equal values, equal bytes."""
+    parts = []
+    for value in values:
+        if value is None:
+            parts.append(b"n")
+            continue
+        kind = b"s" if isinstance(value, str) else b"b"
+        raw = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else bytes(value)
+        parts.append(kind + _LENGTH.pack(len(raw)) + raw)
+    return b"".join(parts)
+
+
+def decode_text(data: bytes) -> list[Text]:
+    """Return what `encode_text` was given."""
+    values: list[Text] = []
+    at = 0
+    while at < len(data):
+        kind = data[at : at + 1]
+        at += 1
+        if kind == b"n":
+            values.append(None)
+            continue
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        raw = data[at : at + length]
+        at += length
+        values.append(raw.decode("utf-8", "surrogatepass") if kind == b"s" else raw)
+    return values
+
+
+_LENGTH = struct.Struct("<Q")
+Builder = Callable[[_Leaves], Any]
+
+
+def _visit(node: Any, name: str, leaves: _Leaves) -> Builder:
     """Append the leaves below `node`; return what rebuilds it, taking leaves from the front."""
     below = f"{name}." if name else ""
     if isinstance(node, Mapping):
@@ -116,8 +209,17 @@ def _visit(node: Any, name: str, leaves: list[tuple[str, np.ndarray]]) -> Builde
         names = [f.name for f in dataclasses.fields(node) if f.init]
         parts = [_visit(getattr(node, k), f"{below}{k}", leaves) for k in names]
         return _Build(_Dataclass(type(node)), names, parts)
-    leaves.append((name, _leaf(node, name)))
+    if node is None or isinstance(node, str | bytes):
+        plain = node if node is None or type(node) in (str, bytes) else _plain(node)
+        leaves.beside.append((name, plain))
+        return _first_beside
+    leaves.fixed.append((name, _leaf(node, name)))
     return _first
+
+
+def _plain(text: str | bytes) -> str | bytes:
+    """Return text of a kind of its own (`numpy.str_`, an enumeration) as what it spells."""
+    return str.__str__(text) if isinstance(text, str) else bytes(text)
 
 
 class _Build:
@@ -126,8 +228,8 @@ class _Build:
     def __init__(self, make: Callable[..., Any], keys: list[Any] | None, parts: list[Builder]):
         self.make, self.keys, self.parts = make, keys, parts
 
-    def __call__(self, arrays: list[Any]) -> Any:
-        values = [part(arrays) for part in self.parts]
+    def __call__(self, leaves: _Leaves) -> Any:
+        values = [part(leaves) for part in self.parts]
         if self.keys is None:
             return self.make(values)
         return self.make(dict(zip(self.keys, values, strict=True)))
@@ -141,8 +243,12 @@ class _Dataclass:
         return self.kind(**values)
 
 
-def _first(arrays: list[Any]) -> Any:
-    return arrays.pop(0)
+def _first(leaves: _Leaves) -> Any:
+    return leaves.fixed.pop(0)
+
+
+def _first_beside(leaves: _Leaves) -> Any:
+    return leaves.beside.pop(0)
 
 
 def _mapping(node: Mapping[Any, Any]) -> Callable[..., Any]:
@@ -178,7 +284,7 @@ def _leaf(node: Any, name: str) -> np.ndarray:
         except OverflowError:
             array = np.asarray(None)
     elif hasattr(node, "__array__") and not isinstance(node, type):
-        array = np.asarray(node)
+        array = np.asarray(_detached(node))
     else:
         array = np.asarray(None)
     if array.dtype.hasobject or array.dtype.kind not in "biufcSUVMm":
@@ -190,3 +296,9 @@ def _leaf(node: Any, name: str) -> np.ndarray:
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return array
+
+
+def _detached(node: Any) -> Any:
+    """Return a tensor that numpy can see: one that requires a gradient says no."""
+    torch = sys.modules.get("torch")
+    return node.detach() if torch is not None and isinstance(node, torch.Tensor) else node

@@ -14,7 +14,16 @@ from pipeline.datasets.arrays import ArrayDataset
 from pipeline.datasets.cifar import CIFAR10, CIFAR100
 from pipeline.datasets.digits import Digits
 from pipeline.datasets.image_folder import ImageFolder
-from pipeline.datasets.mapstyle import check, describe, fingerprint, settings, stands_for, versions
+from pipeline.datasets.mapstyle import (
+    check,
+    describe,
+    fingerprint,
+    only_iterable,
+    reads_together,
+    settings,
+    stands_for,
+    versions,
+)
 from pipeline.datasets.mnist import KMNIST, MNIST, FashionMNIST
 from pipeline.datasets.strings import PackedStrings
 from pipeline.datasets.tokens import TokenWindows
@@ -33,6 +42,8 @@ __all__ = [
     "check",
     "describe",
     "fingerprint",
+    "only_iterable",
+    "reads_together",
     "settings",
     "stands_for",
     "versions",

@@ -1,5 +1,7 @@
 """Any object with `__len__` and `__getitem__` is a dataset; these functions ask it what it can tell.
 
+One that has only `__iter__` is one too: its samples come one after the other.
+
 The optional methods are `arrays()`, `fingerprint()`, `describe(i)`, `versions()` and `settings()`.
 """
 
@@ -12,11 +14,11 @@ from pipeline.errors import ConfigError
 
 
 def check(dataset: Any) -> None:
-    """Refuse what is not a map-style dataset.
+    """Refuse what is neither a map-style dataset nor one that can be iterated again and again.
 
     Raises:
-        ConfigError: a class, a mapping, text, an iterable, or anything without `__len__` and
-            `__getitem__`; the message says what is missing.
+        ConfigError: a class, a mapping, text, an iterator, or anything without `__len__` and
+            `__getitem__` (or `__iter__` instead); the message says what is missing.
     """
     kind = type(dataset)
     if isinstance(dataset, type):
@@ -28,8 +30,15 @@ def check(dataset: Any) -> None:
         _refuse(f"a {kind.__name__} with the keys {keys}", "pass one of its values")
     if isinstance(dataset, str | bytes):
         _refuse(f"{dataset!r}", "for a folder of images use datasets.ImageFolder(root)")
-    if any(base.__name__ == "IterableDataset" for base in kind.__mro__):
-        _refuse(f"a {_name(dataset)}, which can only be iterated", _NEEDED)
+    if only_iterable(dataset):
+        if hasattr(kind, "__next__"):
+            _refuse(
+                f"a {_name(dataset)}, an iterator, which can be read only once",
+                "give an object whose __iter__ makes a new iterator for each epoch",
+            )
+        if isinstance(dataset, set | frozenset):
+            _refuse("a set without __getitem__, whose order is arbitrary", "pass a sorted list")
+        return
     missing = [name for name in ("__len__", "__getitem__") if not hasattr(kind, name)]
     if missing:
         _refuse(f"a {_name(dataset)} without {' and '.join(missing)}", _NEEDED)
@@ -38,6 +47,26 @@ def check(dataset: Any) -> None:
     except Exception as error:
         text = f"a {_name(dataset)} whose len() fails ({type(error).__name__}: {error})"
         _refuse(text, _NEEDED, error)
+
+
+def only_iterable(dataset: Any) -> bool:
+    """Return whether samples can only be had one after the other."""
+    kind = type(dataset)
+    if any(base.__name__ == "IterableDataset" for base in kind.__mro__):
+        return True
+    return hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__")
+
+
+def reads_together(dataset: Any) -> bool:
+    """Return whether a dataset gives the samples of a whole batch at once (`__getitems__`).
+
+    torch's `Subset` has the method whether or not the dataset below it has; if not, it reads them
+    one by one, and then so do we: each sample keeps random numbers of its own.
+    """
+    kind = type(dataset)
+    if kind.__name__ == "Subset" and kind.__module__.startswith("torch.utils.data"):
+        return reads_together(dataset.dataset)
+    return callable(getattr(dataset, "__getitems__", None))
 
 
 _NEEDED = "a dataset needs __len__() and __getitem__(i) for i in 0 .. len - 1"
@@ -93,7 +122,8 @@ def fingerprint(dataset: Any) -> str:
     own = _own(dataset, "fingerprint")
     if own is not None:
         return str(own)
-    return common.digest([_name(dataset).encode(), str(len(dataset)).encode()])
+    length = str(len(dataset)) if hasattr(type(dataset), "__len__") else "unknown"
+    return common.digest([_name(dataset).encode(), length.encode()])
 
 
 def describe(dataset: Any, i: int) -> str:

@@ -218,6 +218,12 @@ def _leave(control: Any, worker: Any, q: Any, final: Any) -> Any:
 
 
 @kernel
+def reserve(control: Any, word: Any, nbytes: Any) -> Any:
+    """Add to a region's cursor; return what it was."""
+    return add(control, word, uint64(nbytes))
+
+
+@kernel
 def commit(control: Any, worker: Any, q: Any) -> Any:
     """Publish the cell's bytes and wake the consumer if it waits for this batch."""
     ok = _leave(control, worker, q, _DONE)

@@ -8,8 +8,9 @@
 At most `ahead` batches (1: two buffers take turns) are on the device beyond the one that the user
 has. A batch that he keeps is never overwritten: device memory comes from torch's caching allocator
 and is used again only when both streams are through with it (`record_stream`). So that it does not
-pile up, the host runs at most two steps ahead of the device. States count what was delivered. The host buffers are registered with CUDA once (`pin`), not copied
-into other pinned memory. Without CUDA, batches are torch tensors that share the host's memory.
+pile up, the host runs at most two steps ahead of the device. States count what was delivered. The
+host buffers are registered with CUDA once (`pin`), not copied into other pinned memory. Without
+CUDA, batches are torch tensors that share the host's memory.
 """
 
 import copy
@@ -358,12 +359,15 @@ class DeviceLoader:
         if memory is self._memory:
             return
         self._unpin()
-        if memory is not None:
-            self._memory, self._pinned = memory, pin(memory, self._backend)
+        self._memory = memory
+        if memory is not None and not _is_pinned(memory):
+            self._pinned = pin(memory, self._backend)
 
     def _unpin(self) -> None:
         pinned, self._pinned, self._memory = self._pinned, None, None
         if pinned is not None:
+            assert self._backend is not None
+            self._backend.finish(self._backend.mark())  # no copy reads what is unregistered
             pinned.close()
 
     def close(self) -> None:
@@ -380,6 +384,13 @@ class DeviceLoader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _is_pinned(memory: np.ndarray) -> bool:
+    """Return whether somebody else pinned this memory (`pin_memory=True`): it is theirs to undo."""
+    import torch
+
+    return bool(torch.from_numpy(memory).is_pinned())
 
 
 def _moved(batch: Any, device: Any) -> Any:

@@ -162,9 +162,19 @@ class Layout:
         return self.out_states + self._padded_cells
 
     @property
+    def region_cursors(self) -> int:
+        """First of the words that say how much of each buffer's region is used."""
+        return self.out_sources + self._padded_cells
+
+    @property
+    def region_step(self) -> int:
+        """Words from one buffer's cursor to the next."""
+        return LINE
+
+    @property
     def control_words(self) -> int:
         """Words of the control region."""
-        return self.out_sources + self._padded_cells
+        return self.region_cursors + self.buffers * self.region_step
 
     @property
     def _padded_cells(self) -> int:

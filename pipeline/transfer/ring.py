@@ -103,6 +103,19 @@ class Ring:
         self._leased += 1
         return self._arrays(np.asarray(_Loan(self._back, index, self._memory[index])), count)
 
+    def lend_memory(self, index: int, memory: np.ndarray) -> np.ndarray:
+        """Return memory that belongs to a filled buffer, uint8[n], and lend the buffer with it.
+
+        If `held` buffers are on loan already, it is a copy and the buffer is free at once.
+        """
+        self._collect()
+        if self._leased >= self.held:
+            self.copies += 1
+            self._free.append(index)
+            return memory.copy()
+        self._leased += 1
+        return np.asarray(_Loan(self._back, index, memory))
+
     def views(self, index: int) -> list[np.ndarray]:
         """Return [slots, *shape] arrays of a buffer, for filling it."""
         return self._arrays(self._memory[index], self.slots)

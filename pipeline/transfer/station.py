@@ -14,15 +14,18 @@ share is an arena and nothing else.
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from pipeline.errors import InternalError
+from pipeline.parcel import Parcel, unpack
 from pipeline.transfer import cells as kernels
 from pipeline.transfer import layout as at
 from pipeline.transfer.arena import Arena
 from pipeline.transfer.layout import Layout, Views, format_control, views
+from pipeline.transfer.regions import C_NBYTES, C_SLOTS, C_STATUS, Regions, carries
 from pipeline.transfer.ring import Ring
 
 SPINS = 200  # about 10 us before sleeping
@@ -54,6 +57,21 @@ class Taken:
     arrays: list[np.ndarray]
     ids: np.ndarray  # int64[n], a copy
     positions: np.ndarray  # uint64[n], a copy
+    status: np.ndarray | None = None  # uint8[n], if the layout has regions
+    carried: list[Any] = field(default_factory=list)  # (first slot, slots, what came beside them)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What a chunk gives besides fixed fields.
+
+    Attributes:
+        parcel: an object as bytes, or None.
+        status: uint8[n], how each slot came about, or None for all 0.
+    """
+
+    parcel: Parcel | None = None
+    status: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -71,9 +89,19 @@ class Line:
 
 
 class Attached:
-    """The worker's side: claims work and publishes it. Made once by each worker."""
+    """The worker's side: claims work and publishes it. Made once by each worker.
 
-    def __init__(self, views_: Views, worker: int, *, fast: bool) -> None:
+    Args:
+        views_: of the arena.
+        worker: its index.
+        fast: the station's mode.
+        regions: where what has no fixed size goes, if the layout has them.
+    """
+
+    def __init__(
+        self, views_: Views, worker: int, *, fast: bool, regions: Regions | None = None
+    ) -> None:
+        self.regions = regions
         self.views = views_
         self.worker = worker
         self.fast = fast
@@ -116,13 +144,39 @@ class Attached:
         if not kernels.commit(self.control, self.worker, order.cell):
             raise InternalError(f"worker {self.worker} committed cell {order.cell} it did not own")
 
-    def land(self, order: WorkOrder, made: Sequence[np.ndarray], patience_s: float) -> bool:
+    def carry(self, order: WorkOrder, carried: Carried) -> None:
+        """Put what a chunk gives besides its fixed fields beside its own slots.
+
+        Raises:
+            MemoryError: there is no room.
+        """
+        self._carry(order.buffer, order.slot, len(order.ids), carried)
+
+    def _carry(self, buffer: int, slot: int, n: int, carried: Carried) -> None:
+        assert self.regions is not None
+        rows = self.views.buffers[buffer][-1][slot : slot + n]
+        rows[:] = 0
+        if carried.status is not None:
+            rows[:, C_STATUS] = carried.status
+        parcel = carried.parcel
+        if parcel is not None:
+            start = self.regions.write(buffer, parcel.nbytes, parcel.pieces)
+            rows[0, : C_SLOTS + 1] = start, parcel.nbytes, n
+
+    def land(
+        self,
+        order: WorkOrder,
+        made: Sequence[np.ndarray],
+        patience_s: float,
+        carried: Carried | None = None,
+    ) -> bool:
         """Publish a finished chunk in the next free place; False if no place was free in time.
 
         Args:
             order: the chunk.
-            made: one array [n, *shape] for each field.
+            made: one array [n, *shape] for each fixed field.
             patience_s: how long to wait for a place.
+            carried: what it gives besides.
         """
         p = kernels.place(self.control, self.worker, order.cell, order.short, int(patience_s * 1e9))
         if p == kernels.NOTHING:
@@ -137,8 +191,10 @@ class Attached:
         buffer, chunk = int(self.control[row + at.T_BUFFER]), int(self.control[row + at.T_CHUNK])
         lo = k * chunk
         hi = lo + len(order.ids)
-        for target, source in zip(self.views.buffers[buffer], made, strict=True):
+        for target, source in zip(self.views.buffers[buffer], made, strict=carried is None):
             target[lo:hi] = source
+        if carried is not None:
+            self._carry(buffer, lo, hi - lo, carried)
         self.views.out_ids[buffer, lo:hi] = order.ids
         self.views.out_positions[buffer, lo:hi] = order.positions
         if not kernels.land(self.control, self.worker, order.cell, p):
@@ -196,6 +252,13 @@ class TransferStation:
         self.views = views(layout, self.arena.memory)
         format_control(layout, self.views.control)
         self.control = self.views.control
+        self.regions: Regions | None = None
+        if carries(layout):
+            try:
+                self.regions = Regions.create(layout, self.control)
+            except BaseException:
+                self.arena.close()
+                raise
         self.control[at.W_RESTING] = self._resting
         whole = np.frombuffer(self.arena.memory, np.uint8, layout.nbytes)
         memory = whole[layout.buffers_at :].reshape(layout.buffers, layout.buffer_nbytes)
@@ -254,8 +317,7 @@ class TransferStation:
             if found is None:
                 raise InternalError("open() without a free buffer")
             buffer = found
-            self._buffer_of[ticket] = buffer
-            self._placed = ticket + 1
+            self._hand_out(ticket, buffer)
         start = self.layout.ticket_rows + row * at.LINE
         flags = kernels.SHORT_LAST if short else 0
         self.control[start : start + at.TICKET_WORDS] = (
@@ -276,6 +338,12 @@ class TransferStation:
         if self.fast:
             self._place_buffers()
         return ticket
+
+    def _hand_out(self, ticket: int, buffer: int) -> None:
+        self._buffer_of[ticket] = buffer
+        self._placed = ticket + 1
+        if self.regions is not None:
+            self.regions.reset(buffer)
 
     def _has_buffer(self) -> bool:
         index = self.ring.acquire()
@@ -308,8 +376,7 @@ class TransferStation:
             ticket = self._placed
             start = self.layout.ticket_rows + ticket % self.layout.tickets * at.LINE
             self.control[start + at.T_BUFFER] = buffer
-            self._buffer_of[ticket] = buffer
-            self._placed = ticket + 1
+            self._hand_out(ticket, buffer)
             used = int(self.control[start + at.T_CELLS])
             short = bool(int(self.control[start + at.T_FLAGS]) & kernels.SHORT_LAST)
             kernels.open_cells(self.control, ticket, used, short, 0, False, True)
@@ -383,7 +450,30 @@ class TransferStation:
             row = ticket % self.layout.tickets
             ids = self.views.ids[row, :n].copy()
             positions = self.views.positions[row, :n].copy()
-        return Taken(ticket, self.ring.lend(buffer, n), ids, positions)
+        if self.regions is None:
+            return Taken(ticket, self.ring.lend(buffer, n), ids, positions)
+        return self._take_carried(ticket, buffer, n, ids, positions)
+
+    def _take_carried(
+        self, ticket: int, buffer: int, n: int, ids: np.ndarray, positions: np.ndarray
+    ) -> Taken:
+        """Return a batch with what came beside its fields; only one of the two is lent."""
+        assert self.regions is not None
+        rows = self.views.buffers[buffer][-1][:n].copy()
+        used = self.regions.used(buffer)
+        memory = self.regions.memory(buffer, used) if used else np.empty(0, np.uint8)
+        arrays: list[np.ndarray] = []
+        if len(self.layout.fields) > 1:
+            arrays = self.ring.lend(buffer, n)[:-1]  # parcels hold text only, which is copied
+        elif used:
+            memory = self.ring.lend_memory(buffer, memory)
+        else:
+            self.ring.release(buffer)
+        carried = []
+        for slot in np.flatnonzero(rows[:, C_NBYTES]).tolist():
+            start, nbytes, slots, _ = rows[slot].tolist()
+            carried.append((slot, slots, unpack(memory[start : start + nbytes])))
+        return Taken(ticket, arrays, ids, positions, rows[:, C_STATUS].astype(np.uint8), carried)
 
     # ------------------------------------------------------------ ending a pass
     def cancel(self) -> None:
@@ -474,3 +564,5 @@ class TransferStation:
         """Give the memory back; batches still held by the user stay valid."""
         kernels.stop(self.control)
         self.arena.close()
+        if self.regions is not None:
+            self.regions.close()

@@ -11,6 +11,7 @@ from pipeline.transfer import cells
 from pipeline.transfer.arena import Arena
 from pipeline.transfer.atomics import parent_pid
 from pipeline.transfer.layout import Field, Layout, format_control, views
+from pipeline.transfer.regions import Regions, carries
 from pipeline.transfer.station import Attached
 from pipeline.workers import channel, payload
 from pipeline.workers.health import watch_me
@@ -22,8 +23,8 @@ def work(request: dict[str, Any], fds: list[int]) -> int:
     """Run one worker until it is told to stop; return its exit status.
 
     Args:
-        request: {"worker", "endpoint", "secret", "fast", "layout", "sys_path", "cwd"}.
-        fds: [arena, payload, tables that are lent ...].
+        request: {"worker", "count", "endpoint", "secret", "fast", "layout", "sys_path", "cwd"}.
+        fds: [arena, payload, regions if the layout has them, tables that are lent ...].
     """
     worker = int(request["worker"])
     outbox = channel.Outbox(request["endpoint"], request["secret"])
@@ -34,14 +35,18 @@ def work(request: dict[str, Any], fds: list[int]) -> int:
             os.chdir(request["cwd"])
         arena = Arena.attach(fds[0])
         carried = Arena.attach(fds[1], private=True)
-        lent = [Arena.attach(fd, private=True) for fd in fds[2:]]
         layout: Layout = _layout(request["layout"])
-        attached = Attached(views(layout, arena.memory), worker, fast=bool(request["fast"]))
+        seen = views(layout, arena.memory)
+        tables = fds[2:]
+        regions = Regions(tables.pop(0), layout, seen.control) if carries(layout) else None
+        lent = [Arena.attach(fd, private=True) for fd in tables]
+        attached = Attached(seen, worker, fast=bool(request["fast"]), regions=regions)
         attached.note(pid=os.getpid(), stage=Stage.STARTING, heartbeat_ns=time.monotonic_ns())
         carried.populate(write=False)
         arena.populate(write=True)
         recipe = payload.unpack(carried, [one.memory for one in lent])
         recipe.advise()
+        recipe.begin_worker(worker, int(request["count"]))
         preprocess = PreprocessWorker(attached, recipe, outbox.send, generators="ours")
         outbox.send(Report("hello", worker, os.getpid(), {"python": sys.version.split()[0]}))
         parent = parent_pid()

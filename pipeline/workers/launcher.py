@@ -64,7 +64,7 @@ def _serve(sock: socket.socket, method: str) -> None:
                     os.read(wake_r, 4096)
                 continue
             try:
-                data, fds, _flags, _address = socket.recv_fds(sock, MAX_MESSAGE_NBYTES, 8)
+                data, fds, _flags, _address = socket.recv_fds(sock, MAX_MESSAGE_NBYTES, 16)
             except ConnectionResetError:  # the parent left messages unread
                 data, fds = b"", []
             if not data:

@@ -8,28 +8,23 @@ one of them writes. Memory-mapped arrays travel as (file, offset), never as thei
 """
 
 import contextlib
-import io
 import logging
 import mmap
 import os
 import pickle
-import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
 
+from pipeline import parcel
 from pipeline.errors import ConfigError
 from pipeline.transfer import shared
 from pipeline.transfer.arena import Arena
 
 _log = logging.getLogger("samebatch")
-_HEADER = struct.Struct("<8sQQ")  # magic, pickle_nbytes, count of entries
-_MAGIC = b"SAMEBPAY"
-_ENTRY = struct.Struct("<QQQ")  # memory (0: this one, k: the k-th that is lent), offset, nbytes
-_ALIGN = 64
 _SMALL_NBYTES = 1 << 15  # smaller buffers stay inside the pickle
 MOST_LENT = 6  # a message to the launcher carries so few descriptors; further tables are copied
 _HEAVY_NBYTES = 256 << 20  # Python objects of all workers together that are worth a word
@@ -88,45 +83,30 @@ def pack(obj: Any, lent: list[Lent] | None = None) -> Arena:
     Raises:
         ConfigError: it cannot be pickled; the message names the object, or memory lacks.
     """
-    buffers: list[memoryview] = []
-
-    def outside(buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes < _SMALL_NBYTES:
-            return True
-        buffers.append(raw)
-        return False
-
-    sink = io.BytesIO()
     try:
         with _main_by_value():
-            _Pickler(sink, protocol=5, buffer_callback=outside).dump(obj)
+            made = parcel.pack(obj, _dump, _SMALL_NBYTES, lambda raw: _lend(raw, lent))
     except Exception as e:
         raise ConfigError(
             f"{_culprit(obj)} cannot be sent to worker processes: {type(e).__name__}: {e}",
             do="open files, locks and handles when they are first used (in __getitem__), not in "
             "the constructor; or use num_workers=0 or worker_method='thread'",
         ) from e
-    body = sink.getvalue()
-    places = [_lend(raw, lent) for raw in buffers]
-    entries = []
-    at = _round_up(_HEADER.size + _ENTRY.size * len(buffers) + len(body))
-    for raw, place in zip(buffers, places, strict=True):
-        entries.append((*(place or (0, at)), raw.nbytes))
-        at = at if place else _round_up(at + raw.nbytes)
-    arena = Arena.create(max(at, 1), "dataset", "a dataset of memory-mapped files is not copied")
-    head = _HEADER.pack(_MAGIC, len(body), len(buffers))
-    head += b"".join(_ENTRY.pack(*entry) for entry in entries)
-    _write(arena.fd, 0, memoryview(head + body))
-    for (memory, offset, _), raw in zip(entries, buffers, strict=True):
-        if not memory:
-            _write(arena.fd, offset, raw)
+    arena = Arena.create(
+        max(made.nbytes, 1), "dataset", "a dataset of memory-mapped files is not copied"
+    )
+    for offset, raw in made.pieces:
+        _write(arena.fd, offset, raw)
     return arena
+
+
+def _dump(obj: Any, file: Any, callback: Callable[[pickle.PickleBuffer], bool]) -> None:
+    _Pickler(file, protocol=5, buffer_callback=callback).dump(obj)
 
 
 def hint(arena: Arena, workers: int) -> None:
     """Say in the log what to do where Python objects will fill the memory of many workers."""
-    _, nbytes, _ = _HEADER.unpack_from(arena.memory, 0)
+    nbytes = parcel.pickle_nbytes(arena.memory)
     if nbytes * workers >= _HEAVY_NBYTES:
         _log.warning(
             "samebatch: the data set and the transforms hold Python objects, %d MB when pickled; each of "
@@ -177,17 +157,10 @@ def unpack(arena: Arena, lent: Sequence[memoryview] = ()) -> Any:
     Raises:
         ConfigError: unpickling fails; the message names the error.
     """
-    magic, body_nbytes, count = _HEADER.unpack_from(arena.memory, 0)
-    if magic != _MAGIC:
-        raise ConfigError("this memory holds no payload for a worker")
-    entries = [
-        _ENTRY.unpack_from(arena.memory, _HEADER.size + i * _ENTRY.size) for i in range(count)
-    ]
-    start = _HEADER.size + count * _ENTRY.size
-    body = arena.memory[start : start + body_nbytes]
     try:
-        memories = [arena.memory, *(one.toreadonly() for one in lent)]
-        return pickle.loads(body, buffers=[memories[k][o : o + n] for k, o, n in entries])
+        return parcel.unpack(arena.memory, [one.toreadonly() for one in lent])
+    except parcel.DamagedParcel as e:
+        raise ConfigError("this memory holds no payload for a worker") from e
     except Exception as e:
         raise ConfigError(
             f"the data set or a transform can be pickled, but not unpickled: "
@@ -224,7 +197,3 @@ def _culprit(obj: Any) -> str:
         else:
             break
     return f"{path} ({type(found).__qualname__})"
-
-
-def _round_up(nbytes: int) -> int:
-    return -(-nbytes // _ALIGN) * _ALIGN

@@ -243,6 +243,7 @@ class ProcessPool:
         assert self._carried is not None
         request = {
             "worker": worker,
+            "count": self.count,
             "token": self.token,
             "endpoint": self._inbox.endpoint,
             "secret": self._inbox.secret,
@@ -254,8 +255,10 @@ class ProcessPool:
         self._wanted.add(worker)
         self.asked_at = time.monotonic()
         try:
-            lent = [one.fd for one in self._lent]
-            self._launcher.start(request, [self._station.arena.fd, self._carried.fd, *lent])
+            fds = [self._station.arena.fd, self._carried.fd]
+            if self._station.regions is not None:
+                fds.append(self._station.regions.fd)
+            self._launcher.start(request, fds + [one.fd for one in self._lent])
         except BaseException:
             self._wanted.discard(worker)
             raise
@@ -477,7 +480,7 @@ class ThreadPool:
         self._open = True
         self._threads = []
         for worker in range(count):
-            attached = Attached(station.views, worker, fast=station.fast)
+            attached = Attached(station.views, worker, fast=station.fast, regions=station.regions)
             thread = threading.Thread(
                 target=_thread_loop,
                 args=(attached, recipe, self._deliver, weakref.ref(self)),
@@ -555,6 +558,8 @@ def _thread_loop(
 ) -> None:
     worker = PreprocessWorker(attached, recipe, deliver, generators="shared")
     try:
+        if recipe.worker_init_fn is not None:
+            recipe.worker_init_fn(attached.worker)
         worker.run(lambda: (p := pool()) is not None and p._open)
     except BaseException as e:
         deliver(Report("crash", attached.worker, os.getpid(), describe_error(e)))

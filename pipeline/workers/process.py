@@ -19,7 +19,8 @@ import numpy as np
 
 from pipeline.recipe import Recipe, SampleFailure
 from pipeline.transfer import cells
-from pipeline.transfer.station import Attached, WorkOrder
+from pipeline.transfer.regions import carries
+from pipeline.transfer.station import Attached, Carried, WorkOrder
 from pipeline.workers.protocol import PATIENCE_S, Report, Stage
 
 _TEXT_CHARS = 1 << 18  # each becomes 12 bytes of JSON at most: below the channel's limit
@@ -49,10 +50,11 @@ class PreprocessWorker:
         self.recipe = recipe
         self._report = report
         self._scratch: list[np.ndarray] = []
+        self._scratch_slots = 0
         self._in_consumer = in_consumer
         self._generators = generators
         self._process = os.getpid()
-        self._finished: tuple[WorkOrder, list[np.ndarray]] | None = None
+        self._finished: tuple[WorkOrder, list[np.ndarray], Carried | None] | None = None
         self._samples = 0
         self._work_ns = 0
         self._wait_ns = 0
@@ -100,19 +102,23 @@ class PreprocessWorker:
 
     def put_down(self) -> bool:
         """Place the chunk that was finished, if there is one and room for it."""
-        if self._finished is None or not self.attached.land(*self._finished, 0.0):
+        if self._finished is None or not self._land(0.0):
             return False
         self._finished = None
         self.attached.note(stage=Stage.IDLE)
         return True
 
+    def _land(self, patience_s: float) -> bool:
+        assert self._finished is not None
+        order, arrays, carried = self._finished
+        return self.attached.land(order, arrays, patience_s, carried)
+
     def make(self, order: WorkOrder, alive: Callable[[], bool]) -> bool:
         """Make and publish one chunk; return False to stop."""
         if self._fill(order) and order.buffer < 0:
             self.attached.note(stage=Stage.PLACING)
-            assert self._finished is not None
             began = time.monotonic_ns()
-            while not self.attached.land(*self._finished, PATIENCE_S):
+            while not self._land(PATIENCE_S):
                 if not alive():
                     return False
             self._wait_ns += time.monotonic_ns() - began
@@ -129,7 +135,7 @@ class PreprocessWorker:
         n = len(order.ids)
         target = self._room(n) if fast else attached.views.buffers[order.buffer]
         try:
-            self.recipe.fill(
+            made = self.recipe.fill(
                 target,
                 0 if fast else order.slot,
                 order.ids,
@@ -140,6 +146,11 @@ class PreprocessWorker:
             )
             if os.getpid() != self._process:
                 _end_fork(None)
+            carried = None
+            if attached.regions is not None:
+                carried = Carried() if made is None else made.carried()
+                if not fast:
+                    attached.carry(order, carried)
         except BaseException as e:  # sys.exit or KeyboardInterrupt of user code ends here too
             if os.getpid() != self._process:
                 _end_fork(e)
@@ -154,16 +165,18 @@ class PreprocessWorker:
         # Counted before anybody can see that they are there.
         attached.note(samples=self._samples, work_ns=self._work_ns, wait_ns=self._wait_ns)
         if fast:
-            self._finished = order, [array[:n] for array in target]
+            self._finished = order, [array[:n] for array in target], carried
         else:
             attached.commit(order)
             attached.note(stage=Stage.IDLE)
         return True
 
     def _room(self, n: int) -> list[np.ndarray]:
-        if not self._scratch or len(self._scratch[0]) < n:
-            fields = self.attached.views.layout.fields
+        if self._scratch_slots < n:
+            layout = self.attached.views.layout
+            fields = layout.fields[:-1] if carries(layout) else layout.fields
             self._scratch = [np.empty((n, *one.shape), one.dtype) for one in fields]
+            self._scratch_slots = n
         return self._scratch
 
 

@@ -4,10 +4,11 @@
     mask      u8[n]: 0 where `rng.renaissance.dropout_uniform(seed, n)` is below p
     forward   x * float32(1 / (1 - p)) where the mask is 1, else 0;   backward: dy likewise
 
-Every value equals `rng.renaissance`, hence the framework's own, on every device. Its faults are kept:
-a rotated seed has no jump (step k costs k rotations), recomputing a forward pass rotates again and
-so draws another mask, a mask costs a byte an element and must be stored, and the ranks' seeds are
-those of neighbouring global seeds. Use `rng.torch.Dropout` for anything new.
+Every value equals `rng.renaissance`, hence the framework's own, on every device, in eager mode (torch's
+int64 wraps there; a compiler need not let it). Its faults are kept: a rotated seed has no jump (step
+k costs k rotations), recomputing a forward pass rotates again and so draws another mask, a mask costs
+a byte an element and must be stored, and the ranks' seeds are those of neighbouring global seeds. Use
+`rng.torch.Dropout` for anything new.
 """
 
 from typing import Any

@@ -37,7 +37,7 @@ def numbers(n, **options):
     ("field", "value"),
     [
         ("batch_size", 0), ("batch_size", -1), ("batch_size", 2.0), ("batch_size", True),
-        ("batch_size", "4"), ("batch_size", None), ("num_workers", -1), ("num_workers", 1.5),
+        ("batch_size", "4"), ("num_workers", -1), ("num_workers", 1.5),
         ("num_workers", None), ("shuffle", "yes"), ("shuffle", 1), ("drop_last", 1),
         ("timeout", -1), ("timeout", "1"), ("timeout", True), ("prefetch_factor", 0),
         ("prefetch_factor", 1.5), ("persistent_workers", None), ("in_order", "no"),
@@ -46,9 +46,9 @@ def numbers(n, **options):
         ("seed", "7"), ("seed", True), ("generator", "seven"), ("generator", -1),
         ("mode", "quick"), ("mode", None), ("split", ""), ("split", 1), ("lanes", 0),
         ("lanes", (1 << 16) + 1), ("order", "sorted"), ("streams", "renaissance"), ("rank", -1),
-        ("rank", 1), ("world_size", 0), ("tail", "cut"), ("on_error", "skip"),
-        ("output", "jax"), ("batch_sampler", [[0]]), ("collate_fn", len), ("worker_init_fn", len),
-        ("pin_memory", True), ("pin_memory_device", "cuda"),
+        ("rank", 1), ("world_size", 0), ("tail", "cut"), ("on_error", "ignore"),
+        ("output", "list"), ("collate_fn", 1), ("worker_init_fn", "f"),
+        ("pin_memory", 1),
     ],
 )  # fmt: skip
 def test_a_wrong_argument_is_refused_and_named(field, value):
@@ -299,12 +299,13 @@ def test_a_new_pass_waits_for_buffers_that_stragglers_still_fill(mode, steps):
             return np.int64(i)
 
     options = {"num_workers": 3, "worker_method": "thread", "prefetch_factor": 1, "mode": mode}
-    with DataLoader(Gated(steps + 4), sampler=range(steps + 4), **options) as loader:
+    given = list(range(steps + 4))
+    with DataLoader(Gated(steps + 4), sampler=given, **options) as loader:
         iterator = iter(loader)
         kept = [next(iterator), next(iterator)]  # the user holds what he may
         for _ in range(3):  # and every worker is stuck in a buffer of its own
             assert Gated.waiting.acquire(timeout=60)
-        loader.sampler = range(steps)
+        given[:] = range(steps)
         threading.Timer(0.1, Gated.gate.set).start()
         assert sorted(int(x[0]) for x in loader) == list(range(steps))
         assert sorted(x.tolist() for x in kept) == [[0], [1]]

@@ -201,7 +201,7 @@ def test_a_sample_of_another_shape_is_named_with_both_shapes(how, transforms):
         (lambda x, y: {"x": x, "y": y}, "field 'x'"),
         (lambda x, y: (x, "label"), "no fixed size"),
         (lambda x, y: (x, None), "no fixed size"),
-        (lambda x, y: None, "no fixed size"),
+        (lambda x, y: None, "0 fields"),
     ],
     ids=["float image", "float label", "more", "dict", "text", "none", "nothing"],
 )

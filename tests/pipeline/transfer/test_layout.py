@@ -85,11 +85,12 @@ def test_the_regions_of_the_control_words_do_not_overlap(layout):
         (layout.in_states, padded),
         (layout.out_states, padded),
         (layout.out_sources, padded),
+        (layout.region_cursors, layout.buffers * layout.region_step),
     ]
     for (start, n), (following, _) in itertools.pairwise(spans):
         assert start + n == following
         assert following % at.LINE == 0
-    assert spans[-1][0] + padded == layout.control_words
+    assert sum(spans[-1]) == layout.control_words
     assert layout.cells * layout.chunk >= layout.slots
 
 

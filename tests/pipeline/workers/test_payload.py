@@ -4,6 +4,7 @@ import sys
 import numpy as np
 import pytest
 
+from pipeline import parcel
 from pipeline.errors import ConfigError
 from pipeline.workers import payload
 from tests.helpers import python
@@ -54,7 +55,7 @@ def test_a_class_of_main_arrives_in_a_process_that_does_not_have_it():
 def test_big_arrays_are_not_in_the_pickle_and_not_copied_when_unpacked():
     array = np.arange(1 << 16, dtype=np.int64)
     with payload.pack({"x": array, "same": array, "small": np.arange(10)}) as arena:
-        _, pickle_nbytes, count = payload._HEADER.unpack_from(arena.memory)
+        _, pickle_nbytes, count = parcel._HEADER.unpack_from(arena.memory)
         assert pickle_nbytes < 4096
         assert count == 1
         found = payload.unpack(arena)
