@@ -24,8 +24,10 @@ if not hasattr(_rng, "STREAM_VERSION"):
         "folder named rng comes earlier on sys.path; rename it"
     )
 
+from pipeline.compare import verify
 from pipeline.config import Config, load_config
 from pipeline.errors import (
+    AuditError,
     ConfigError,
     DatasetError,
     InternalError,
@@ -41,6 +43,7 @@ from rng import STREAM_VERSION
 __version__ = "0.1.0"
 __all__ = [
     "STREAM_VERSION",
+    "AuditError",
     "BatchInfo",
     "Config",
     "ConfigError",
@@ -54,6 +57,7 @@ __all__ = [
     "from_config",
     "load_config",
     "to_device",
+    "verify",
 ]
 
 

@@ -96,6 +96,7 @@ class LoaderConfig:
     on_error: Literal["raise"] = "raise"
     output: Literal["numpy", "torch"] = "numpy"
     audit: str | os.PathLike[str] | None = None
+    audit_bytes: Literal["some", "all"] | None = None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipeline import datasets
+from pipeline.audit import Digest
 from pipeline.errors import SampleError, WorkerError
 from pipeline.made import ENDED, SKIPPED, Failure, Made
 from pipeline.plan import Order, Plan
@@ -237,11 +238,14 @@ def sample_error(
         f"failed in {failure.stage}: {name.removeprefix('builtins.')}: {message}",
         where=f"{one.locate(failure.position)} {who}".rstrip(),
         do=f"make it alone to see the error again: loader.sample_at({one.epoch}, "
-        f"{failure.position}); repair or remove the sample",
+        f"{failure.position}), or samebatch replay CONFIG --epoch {one.epoch} --position "
+        f"{failure.position} --set seed={one.seed}; repair or remove the sample",
         sample_id=failure.sample_id,
         position=failure.position,
         stage=failure.stage,
         type=name,
+        epoch=one.epoch,
+        seed=one.seed,
     )
 
 
@@ -251,6 +255,13 @@ def _known(name: str) -> type[BaseException] | None:
     found: Any = sys.modules.get(module)
     kind = getattr(found, rest, None)
     return kind if isinstance(kind, type) and issubclass(kind, BaseException) else None
+
+
+def fingerprint_of(digest: Digest, batch: Batch) -> str:
+    """Add a batch to a digest; return its fingerprint."""
+    if batch.is_whole:
+        return digest.add_whole(batch.whole, batch.ids, batch.positions)
+    return digest.add(batch.arrays, batch.ids, batch.positions, batch.beside)
 
 
 def empty_batch(recipe: Recipe, step: int) -> Batch:

@@ -5,6 +5,7 @@
     ├── DatasetError     (ValueError)    a dataset that cannot be read
     ├── SampleError      (RuntimeError)  one sample failed; names its index, path, epoch, position
     ├── StateError       (ValueError)    a saved state that does not fit
+    ├── AuditError       (ValueError)    an audit log that cannot be read or compared
     ├── WorkerError      (RuntimeError)  a worker died, hung or could not start
     └── InternalError    (RuntimeError)  our own fault
 
@@ -100,6 +101,10 @@ def _rebuild_like(
 
 class StateError(SamebatchError, ValueError):
     """A saved state that does not fit this loader; the message compares field by field."""
+
+
+class AuditError(SamebatchError, ValueError):
+    """An audit log that cannot be read, or two that cannot be compared."""
 
 
 class WorkerError(SamebatchError, RuntimeError):

@@ -16,6 +16,7 @@ import json
 import logging
 import operator
 import os
+import platform
 import threading
 import time
 import warnings
@@ -40,10 +41,12 @@ from pipeline.engine import (
     Pass,
     Pooled,
     empty_batch,
+    fingerprint_of,
     finished,
     sample_error,
 )
 from pipeline.errors import ConfigError, SampleError, StateError, WorkerError
+from pipeline.explain import Explanation, explained
 from pipeline.made import Failure
 from pipeline.plan import (
     MAX_POSITIONS,
@@ -147,7 +150,9 @@ class DataLoader:
             its batch; "substitute": put another one in its place, drawn at its address. What
             happened is in `failures` and in the log.
         output: "numpy" arrays, or "torch" tensors or "jax" arrays that share their memory.
-        audit: a file that gets one line of JSON with a fingerprint for each batch.
+        audit: a file that gets a line of JSON with a fingerprint for each batch (docs/audit.md).
+        audit_bytes: "all" of each sample; or "some" of long samples that are made in bulk, where
+            looking at all costs more than making them; None is "some" there, else "all".
 
     Raises:
         ConfigError: a value that cannot be used (also a ValueError).
@@ -197,6 +202,7 @@ class DataLoader:
         on_error: str = "raise",
         output: str = "numpy",
         audit: str | os.PathLike[str] | None = None,
+        audit_bytes: str | None = None,
     ) -> None:
         self._engine: Engine | None = None
         self._closing: Engine | None = None  # one whose `close` has not come to its end
@@ -275,7 +281,8 @@ class DataLoader:
         self.transforms = list(transforms or [])
         self._seed, self._seed_given = _choose_seed(seed, generator)
         self.generator = generator
-        self._audit_path = audit
+        if audit_bytes is not None:
+            _choice("audit_bytes", audit_bytes, ("some", "all"))
         self._length = _length(dataset)
         self._key = 0
         self._recipe = self._make_recipe()
@@ -298,7 +305,10 @@ class DataLoader:
         self._last_stats: Stats | None = None
         self.last: BatchInfo | None = None
         self.failures: list[Failure] = []
-        self.digest = audits.Digest() if audit is not None else None
+        whole = audit_bytes == "all" or (audit_bytes is None and not self._long_in_bulk())
+        self._audit = audits.AuditLog(audit, whole) if audit is not None else None
+        self.digest = audits.Digest(whole=whole) if audit is not None else None
+        self._digest_at = (0, 0)  # the (epoch, offset) up to which `digest` tells
         self._stale = False  # an attribute was set: the workers know an older one
         self._ready = True
         _live.add(self)
@@ -398,11 +408,22 @@ class DataLoader:
             or (self.sampler is not None and not hasattr(self.sampler, "__len__"))
         )
 
+    def _long_in_bulk(self) -> bool:
+        """Return whether looking at every byte costs much beside making it."""
+        fields = self._recipe.fields if self._recipe.bulk else None
+        return any(f.nbytes > audits.SHORT for f in fields or ())
+
     # ------------------------------------------------------------ facts
     @property
     def seed(self) -> int:
         """The seed, also when none was given."""
         return self._seed
+
+    def field_names(self) -> tuple[str, ...]:
+        """Return the names of a batch's arrays, in order; () before a sample was made."""
+        if self._recipe.whole:
+            return ()
+        return tuple(f.name for f in self._recipe.fields or ())
 
     @property
     def epoch(self) -> int:
@@ -565,12 +586,12 @@ class DataLoader:
         self._pass = one = self._make_pass(self._epoch, self._offset, plan, order)
         if self._in_any_order or self._resumed_ahead:
             self._cover(one)
-        if self.digest is not None:
-            self.digest = audits.Digest()
         if one.steps == 0:
             return
         if self._recipe.fields is None:
             self._probe(one)
+        if self._audit is not None:
+            self._begin_audit(self._audit, one)
         if self.pin_memory:
             outputs.check_pinning()
         if self._engine is not None and plan.batch_size > self._slots:
@@ -712,9 +733,8 @@ class DataLoader:
         before = self._offset, None if self._coverage is None else self._coverage.copy()
         try:
             self._advance(one, batch)
-            if self.digest is not None:
-                print_ = self._fingerprint_of(self.digest, batch)
-                self._write_audit(one.epoch, batch, print_)
+            if self._audit is not None:
+                self._log_batch(self._audit, one, batch)
             self.last = BatchInfo(one.epoch, batch.step, batch.positions, batch.ids, real, replaced)
             one.delivered = batch.step + 1
             self._note(one, batch)
@@ -744,12 +764,6 @@ class DataLoader:
                 one.locate(failure.position),
             )
         self.failures += batch.failures
-
-    @staticmethod
-    def _fingerprint_of(digest: audits.Digest, batch: Batch) -> str:
-        if batch.is_whole:
-            return digest.add_whole(batch.whole, batch.ids, batch.positions)
-        return digest.add(batch.arrays, batch.ids, batch.positions, batch.beside)
 
     def _advance(self, one: Pass, batch: Batch) -> None:
         """Count what was delivered, not what was made."""
@@ -799,11 +813,13 @@ class DataLoader:
         following = one.epoch + 1 if self._following is None else self._following
         self._epoch, self._offset, self._fresh, self._following = following, 0, True, None
         self._pass, self._coverage, self._resumed_ahead = None, None, ()
+        self._close_audit()
         if not self.persistent_workers:
             self._close_engine()
 
     def _abandon(self) -> None:
         self._continues = False
+        self._close_audit()
         if self._pass is not None:
             if self._engine is not None:
                 self._engine.cancel()
@@ -816,19 +832,43 @@ class DataLoader:
             self._resumed_ahead = ahead
             self._pass, self._coverage = None, None
 
-    def _write_audit(self, epoch: int, batch: Batch, fingerprint: str) -> None:
-        assert self._audit_path is not None
+    def _close_audit(self) -> None:
+        if self._audit is not None:
+            self._audit.close()
+
+    def _begin_audit(self, log: audits.AuditLog, one: Pass) -> None:
+        """Go on with the chain where it ended, else begin one; say in the log what follows."""
+        goes_on = one.offset > 0 or bool(self._resumed_ahead)
+        goes_on = goes_on and self._digest_at == (one.epoch, one.offset)
+        so_far = (self.digest.chain, self.digest.set) if self.digest and goes_on else ()
+        self.digest = audits.Digest(*so_far, whole=log.whole)
+        self._digest_at = (one.epoch, one.offset)
+        facts = self._state().to_dict()
+        facts |= {"epoch": one.epoch, "offset": one.offset, "tail": self._tail}
+        facts |= {"rank": self.rank, "world_size": self.world_size, "batch_size": self.batch_size}
+        facts["versions"] |= {"numpy": np.__version__, "python": platform.python_version()}
+        for name in ("format", "ahead", "audit"):
+            facts.pop(name, None)
+        assert self._recipe.fields is not None
+        facts["fields"] = [
+            [f.name, f.dtype.str, *f.shape, audits.covered(f.nbytes, log.whole)]
+            for f in (() if self._recipe.whole else self._recipe.fields)
+        ]
+        log.begin(facts | {"chain": self.digest.chain, "set": self.digest.set})
+
+    def _log_batch(self, log: audits.AuditLog, one: Pass, batch: Batch) -> None:
+        """Write down a batch that is about to be delivered."""
         assert self.digest is not None
-        line = {
-            "epoch": epoch,
-            "step": batch.step,
-            "offset": self._offset,
-            "samples": len(batch.ids),
-            "fingerprint": fingerprint,
-            "chain": self.digest.chain,
-        }
-        with open(self._audit_path, "a") as f:
-            f.write(json.dumps(line) + "\n")
+        ids, positions = batch.ids, batch.positions
+        before = self.digest.chain, self.digest.set
+        try:
+            print_ = fingerprint_of(self.digest, batch)
+            step = one.offset // one.plan.global_batch + batch.step
+            log.batch(step, self._offset, batch.real, ids, positions, print_, self.digest)
+        except BaseException:  # it will not be delivered
+            self.digest = audits.Digest(*before, whole=log.whole)
+            raise
+        self._digest_at = (one.epoch, self._offset)
 
     # ------------------------------------------------------------ random access
     def batch_at(self, epoch: int, step: int) -> Any:
@@ -849,24 +889,94 @@ class DataLoader:
         ids, positions, real = one.work(step)
         if step >= one.steps:
             raise IndexError(f"step {step} is not in [0, {one.steps})")
+        return self._deliver(self._made(one, ids, positions, real, step))
+
+    def positions_at(self, epoch: int, step: int) -> np.ndarray:
+        """Return uint64[n], the positions of this rank's batch at a step of a whole epoch.
+
+        Raises:
+            IndexError: the epoch has no such step.
+        """
+        plan = self._plan_of(self._order_of(epoch))
+        return plan.positions(operator.index(step))[0]
+
+    def made_at(self, epoch: int, positions: np.ndarray) -> Batch:
+        """Return the samples at any positions of an epoch, made here and now.
+
+        Args:
+            epoch: which.
+            positions: uint64[n].
+
+        Raises:
+            IndexError: no such position.
+            SampleError: a sample cannot be made.
+        """
+        order = self._order_of(epoch)
+        plan = self._plan_of(order)
+        if len(positions) and int(positions.max()) >= plan.length:
+            raise IndexError(f"position {positions.max()} is not in [0, {plan.length})")
+        one = self._make_pass(epoch, 0, plan, order)
+        ids = order.ids(positions)
+        if len(ids) < len(positions):
+            raise IndexError(f"position {positions.max()} is beyond what the sampler gives")
+        return self._made(one, ids, positions, len(ids), 0)
+
+    def _made(
+        self, one: Pass, ids: np.ndarray, positions: np.ndarray, real: int, step: int
+    ) -> Batch:
         recipe = self._here()
         if recipe.fields is None:
             first = int(positions[0]) if len(positions) else 0
-            self._probe(self._make_pass(epoch, first, plan, order))
+            self._probe(self._make_pass(one.epoch, first, one.plan, one.order))
         assert recipe.fields is not None
         if not len(ids):
-            return self._deliver(empty_batch(recipe, step))
+            return empty_batch(recipe, step)
         arrays = [np.zeros((len(ids), *f.shape), f.dtype) for f in recipe.fields]
         try:
             made = recipe.fill(arrays, 0, ids, positions, one.phase)
         except SampleFailure as e:
             raise sample_error(self._recipe, e, one, "") from e.__cause__
         if made is None:
-            return self._deliver(Batch(arrays, ids, positions, real, step))
+            return Batch(arrays, ids, positions, real, step)
         batch = finished(recipe, arrays, ids, positions, real, one, step, made.status, made)
         if not len(batch.ids):
             raise IndexError(f"step {step} holds no sample: the data end before it")
-        return self._deliver(batch)
+        return batch
+
+    def explain(
+        self, epoch: int, step: int | None = None, slot: int = 0, *, position: int | None = None
+    ) -> Explanation:
+        """Return every draw that is made for one sample, what came of it, and the sample's digest.
+
+        Args:
+            epoch: which.
+            step, slot: of the epoch's batches, and of the batch's samples; or
+            position: in the epoch's order.
+
+        Raises:
+            ConfigError: neither a step nor a position, or both.
+            IndexError: the epoch has no such sample.
+            SampleError: it cannot be made.
+        """
+        if (step is None) == (position is None):
+            raise ConfigError("explain needs either a step (and slot) or a position")
+        if step is not None:
+            positions = self.positions_at(epoch, step)
+            if not 0 <= slot < len(positions):
+                raise IndexError(f"slot {slot} is not in [0, {len(positions)})")
+            position = int(positions[slot])
+        assert position is not None
+        if position < 0:
+            raise IndexError(f"position {position} is negative")
+        batch = self.made_at(epoch, np.array([position], np.uint64))
+        digest = audits.Digest()
+        fingerprint_of(digest, batch)
+        names = audits.row_names(self.field_names(), len(digest.last))
+        digests = {name: f"{int(digest.last[f, 0]):016x}" for f, name in enumerate(names)}
+        return explained(
+            self._here(), digests, int(batch.ids[0]), position, epoch, self._phase(epoch),
+            self.split, self._seed,
+        )  # fmt: skip
 
     def sample_at(self, epoch: int, position: int) -> Any:
         """Return one finished sample: the one at a global position of an epoch.
@@ -922,11 +1032,23 @@ class DataLoader:
             rank=self.rank if many else None,
             world_size=self.world_size if many else None,
             batch_size=self._full if many else None,
+            audit=self._chain_at(epoch, offset, ahead),
             overridden=self._overridden,
             listed=self._listed_so_far() if self._sampled and (offset or ahead) else None,
             on_error=self.on_error if self.on_error != "raise" else None,
             failures=len(self.failures) or None,
         )
+
+    def _chain_at(self, epoch: int, offset: int, ahead: Any) -> tuple[str, ...]:
+        """Return chain and set digest of what was delivered, for the state: the same on all ranks,
+        so there is none where there are several.
+        """
+        begun = offset > 0 or bool(ahead)
+        if self.digest is None or self.world_size > 1 or not begun:
+            return ()
+        if self._digest_at != (epoch, offset):
+            return ()
+        return self.digest.chain, self.digest.set
 
     def get_state(self) -> bytes:
         """Return `state_dict()` as JSON text in UTF-8 (Grain's name for it)."""
@@ -1014,6 +1136,9 @@ class DataLoader:
         self._epoch, self._offset, self._fresh = loaded.epoch, loaded.offset, True
         self._resumed_ahead, self._listed = loaded.ahead, loaded.listed
         self._following = None
+        if self.digest is not None:
+            self.digest = audits.Digest(*loaded.audit)
+            self._digest_at = (loaded.epoch, loaded.offset) if loaded.audit else (0, 0)
         self._overridden = tuple(dict.fromkeys((*loaded.overridden, *overridden)))
         self._continues = running
 

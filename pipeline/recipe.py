@@ -256,10 +256,16 @@ class Recipe:
         return [stage.describe() for stage in self._stages]
 
     def explain(self, sample_id: int, position: int, phase: int) -> list[dict[str, Any]]:
-        """Return every draw made for one sample, in order."""
+        """Return every draw made for one sample, in order.
+
+        Where code of the user runs, the first entry tells what the process-wide generators were
+        seeded with.
+        """
         draws: list[dict[str, Any]] = []
         with self._seeding("theirs") as seed:
             seed(position, phase)
+            if not self.native and self._reseeder is not None:
+                draws.append({"op": "generators", **self._reseeder.explain(position, phase)})
             sample = self._read(sample_id) if self._stages else None
             for stage in self._stages:
                 if isinstance(stage, Chain):
@@ -270,7 +276,7 @@ class Recipe:
                     made = stage.apply_one(image, position, phase, self.key, self.lanes, None)
                     sample = _with_image(sample, made)
                 else:
-                    draws.append({"op": stage.describe(), "stream": stage.address(position, phase)})
+                    draws.append(stage.explain(position, phase))
                     sample = stage(sample, position, phase)
         return draws
 
@@ -674,10 +680,15 @@ class UserStage:
         module = getattr(inner, "__module__", None) or type(inner).__module__
         return f"{module}.{name}"
 
-    def address(self, position: int, phase: int) -> dict[str, int]:
-        """Return the address of its stream."""
+    def explain(self, position: int, phase: int) -> dict[str, Any]:
+        """Return its name and the address of its stream, which is None if it takes none."""
         n, lane = divmod(position, self.lanes)
-        return {"purpose": 7, "op": self.op, "lane": lane, "n": n, "phase": phase}
+        stream = {"purpose": address.USER, "op": self.op, "lane": lane, "n": n, "phase": phase}
+        told: dict[str, Any] = {"op": self.describe(), "number": self.op}
+        if not self._with_rng:
+            return {**told, "stream": None}
+        words = Stream(position, phase, self.key, self.lanes, self.op).words(4)
+        return {**told, "stream": stream, "words": [words.tolist()]}
 
 
 def _name_of(stage: Any) -> str:

@@ -124,6 +124,19 @@ class Reseeder:
             low, high = self._scratch[2 * _WORDS : 2 * _WORDS + 2].tolist()
             torch.default_generator.manual_seed(low | high << 32)
 
+    def explain(self, position: int, phase: int) -> dict[str, Any]:
+        """Seed for a sample, and return what with: the address, and the first words of each."""
+        self.seed(position, phase)
+        n, lane = divmod(position, self._lanes)
+        words = self._scratch.tolist()
+        low, high = words[2 * _WORDS : 2 * _WORDS + 2]
+        return {
+            "address": {"purpose": address.USER, "op": OP, "lane": lane, "n": n, "phase": phase},
+            "numpy": words[:4],
+            "random": words[_WORDS : _WORDS + 4],
+            "torch": low | high << 32,
+        }
+
 
 class Saved:
     """The state of the process-wide generators, to be put back."""

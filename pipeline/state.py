@@ -9,6 +9,7 @@ In reproducible mode it is the same on every rank.
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -50,6 +51,7 @@ class State:
     overridden: tuple[str, ...] = ()  # differences the user allowed
     on_error: str | None = None  # "skip" or "substitute"
     failures: int | None = None  # samples skipped or replaced so far
+    audit: tuple[str, ...] = ()  # chain and set digest of what was delivered, if there is a log
     listed: str | None = None  # digest of the order that a sampler gave, in the middle of an epoch
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,8 +64,9 @@ class State:
         facts["versions"] = dict(self.versions)
         if self.ahead:
             facts["ahead"] = [list(r) for r in self.ahead]
-        if self.overridden:
-            facts["overridden"] = list(self.overridden)
+        for name in ("overridden", "audit"):
+            if getattr(self, name):
+                facts[name] = list(getattr(self, name))
         return facts
 
     @classmethod
@@ -92,6 +95,7 @@ class State:
             "listed",
             "on_error",
             "failures",
+            "audit",
         }
         missing = sorted(known - set(facts) - optional)
         if extra or missing:
@@ -114,6 +118,9 @@ class State:
                 raise StateError(f"damaged state: {name} is {values[name]!r}, expected an int")
         values["ahead"] = _ranges(values.get("ahead", ()))
         values["overridden"] = _texts("overridden", values.get("overridden", ()))
+        values["audit"] = _texts("audit", values.get("audit", ()))
+        if values["audit"] and not all(re.fullmatch("[0-9a-f]{32}", d) for d in values["audit"]):
+            raise StateError(f"damaged state: audit is {values['audit']!r}, expected two digests")
         versions = values.get("versions", {})
         if not isinstance(versions, Mapping):
             raise StateError(f"damaged state: versions is {versions!r}, expected a table")

@@ -48,7 +48,7 @@ _log = logging.getLogger("samebatch")
 _UNSEEDED = 67280421310721  # torch's generator has this seed until somebody gives it one
 _OURS = (
     "worker_method", "seed", "mode", "transforms", "split", "lanes", "order", "streams", "rank",
-    "world_size", "tail", "on_error", "audit",
+    "world_size", "tail", "on_error", "audit", "audit_bytes",
 )  # fmt: skip
 # torch lets these be set at any time; the next pass has them.
 _SETTABLE = (
@@ -66,7 +66,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     Args:
         dataset … in_order: torch's, with torch's meaning, defaults and errors; `persistent_workers`
             None (the default) keeps the workers where there are any. It decides no byte.
-        worker_method … audit: see `pipeline.DataLoader`.
+        worker_method … audit_bytes: see `pipeline.DataLoader`.
 
     Raises:
         ValueError, TypeError: what torch's class refuses.
@@ -120,6 +120,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         tail: str | None = None,
         on_error: str = "raise",
         audit: str | os.PathLike[str] | None = None,
+        audit_bytes: str | None = None,
     ) -> None:
         kept = num_workers > 0 if persistent_workers is None else persistent_workers
         super().__init__(
@@ -134,7 +135,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.__dict__.update(
             worker_method=worker_method, seed=seed, mode=mode, transforms=transforms, split=split,
             lanes=lanes, order=order, streams=streams, rank=rank, world_size=world_size, tail=tail,
-            on_error=on_error, audit=audit,
+            on_error=on_error, audit=audit, audit_bytes=audit_bytes,
         )  # fmt: skip
         self._persistent = persistent_workers
         self._prefetch = prefetch_factor

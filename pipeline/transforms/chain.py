@@ -557,8 +557,10 @@ class Chain:
     ) -> list[dict[str, Any]]:
         """Return every draw of one sample: op, number, counters read, and what came of them.
 
-        User callables appear with the counter of their stream's first block; the image's shape is
-        taken to stay as it is across them.
+        `counters` is the op's whole range of blocks, `words` is what was read of it: the four words
+        of each block up to the attempt that counted (of 2**16 and more images, one integer is drawn
+        again, from blocks that are not listed). User callables appear with the counter of their
+        stream's first block; the image's shape is taken to stay as it is across them.
         """
         first = int(self._source_layout == "CHW")
         height, width = int(image_shape[first]), int(image_shape[first + 1])
@@ -572,8 +574,11 @@ class Chain:
             if number:
                 blocks = _BLOCKS[op.kind]
                 counters = [_counter(sample, number, b, address.AUGMENT) for b in blocks]
+                outcome = self._outcome(i, sample, height, width)
                 entry = {"op": type(op).__name__, "number": number, "counters": counters}
-                found.append({**entry, **self._outcome(i, sample, height, width)})
+                read = _read_blocks(op.kind, outcome)
+                words = [block_words(sample, number, b, address.AUGMENT) for b in read]
+                found.append({**entry, "words": words, **outcome})
             height, width = op.new_size(height, width)
         return found
 
@@ -673,6 +678,25 @@ def _counter(sample: Sample, number: int, block: int, purpose: int) -> tuple[int
     n, lane = divmod(sample.position, sample.lanes)
     place = address.sample_position(n, block)
     return address.counter(purpose, number, lane, sample.phase, place)
+
+
+def block_words(sample: Sample, number: int, block: int, purpose: int) -> list[int]:
+    """Return the four words of one block of an op, as the kernels read them."""
+    n, lane = divmod(sample.position, sample.lanes)
+    u64 = np.uint64
+    site = u64(address.site(purpose, number, lane))
+    low, high = u64(sample.key & address.M32), u64(sample.key >> 32)
+    words = draws.words(u64(n), u64(block), u64(sample.phase), site, low, high)
+    return [int(w) for w in words]
+
+
+def _read_blocks(kind: int, outcome: dict[str, Any]) -> range:
+    """Return which of an op's blocks were read: up to the attempt that counted."""
+    if kind == draws.RESIZED_CROP:
+        return range(min(outcome["attempt"] + 1, draws.ATTEMPTS))
+    if kind == draws.ERASE:
+        return range(1 + min(outcome["attempt"] + 1, draws.ATTEMPTS))
+    return _BLOCKS[kind]
 
 
 def _rectangle(row: Image) -> dict[str, int]:

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -79,9 +80,9 @@ def test_a_stopped_run_saves_where_it_is_and_goes_on(tmp_path: Path, number: int
     )
     with open(audit) as lines:
         steps: list[int] = []
-        while len(steps) < 3:  # the run opens and closes the file for each batch
-            line = lines.readline()
-            steps += [json.loads(line)["step"]] if line else []
+        while len(steps) < 3:
+            facts = json.loads(lines.readline())
+            steps += [facts["step"]] if "step" in facts else []  # the first line tells of the pass
         process.send_signal(number)
         lines.read()
     out, err = process.communicate(timeout=60)
@@ -127,3 +128,105 @@ def test_a_state_that_cannot_be_saved_is_refused_before_anything_runs() -> None:
     assert "/nonexistent/state.json" in done.stderr
     assert "Traceback" not in done.stderr
     assert "epoch" not in done.stdout
+
+
+# ---------------------------------------------------------------- verify and replay
+def logged(path: Path, *more: str) -> str:
+    command = ["run", CONFIG, "--epochs", "1", "--audit", str(path)]
+    assert cli.main([*command, "--set", "loader.num_workers=0", *more]) == 0
+    return str(path)
+
+
+def test_verify_ends_with_0_for_equal_runs_1_for_others_and_2_for_what_is_no_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = logged(tmp_path / "a")
+    b = logged(tmp_path / "b", "--set", "loader.batch_size=50", "--set", "loader.lanes=16")
+    c = logged(tmp_path / "c", "--set", "transforms[1].mean=0.3")
+    capsys.readouterr()
+    assert cli.main(["verify", a, b]) == 0
+    assert "equal: 1438 samples compared" in capsys.readouterr().out
+    assert cli.main(["verify", a, c]) == 1
+    out = capsys.readouterr().out
+    assert "different: other bytes at epoch 0 position 0 field 0" in out
+    assert "A: step 0 slot 0 sample" in out
+    assert "transforms: A has" in out
+    assert cli.main(["verify", a, c, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["first"]["fields"] == ["0"]
+    for wrong in (str(tmp_path / "none"), CONFIG):
+        assert cli.main(["verify", a, wrong]) == 2
+        assert "AuditError" in capsys.readouterr().err
+
+
+def test_verify_makes_the_differing_batch_again_from_both_configurations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text(Path(CONFIG).read_text().replace("mean = 0.2873", "mean = 0.3"))
+    a = logged(tmp_path / "a")
+    assert cli.main(["run", str(other), "--epochs", "1", "--audit", str(tmp_path / "b")]) == 0
+    capsys.readouterr()
+    assert cli.main(["verify", a, str(tmp_path / "b"), "--detail", CONFIG, str(other)]) == 1
+    out = capsys.readouterr().out
+    assert f"A: the batch that {CONFIG} makes is the one in the log" in out
+    assert f"B: the batch that {other} makes is the one in the log" in out
+    assert re.search(r"slot 0 \(position 0\) field 0\[0, 0, 0\]: .* values differ", out)
+    assert cli.main(["verify", a, str(tmp_path / "b"), "--detail", CONFIG, CONFIG]) == 1
+    assert "B: the batch that" in (out := capsys.readouterr().out)
+    assert "is not the one in the log" in out
+
+
+def test_replay_makes_the_batch_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = logged(tmp_path / "a")
+    capsys.readouterr()
+    saved = tmp_path / "batch.npz"
+    assert cli.main(["replay", CONFIG, "--log", a, "--step", "3", "-o", str(saved)]) == 0
+    out = capsys.readouterr().out
+    assert "this is the batch in the log" in out
+    assert len(re.findall(r"^slot \d+ +position \d+ +sample \d+", out, re.M)) == 64
+    assert saved.exists()
+    again = ["replay", CONFIG, "--epoch", "0", "--step", "3", "--slot", "5"]
+    assert cli.main(again) == 0
+    text = capsys.readouterr().out
+    assert set(out.splitlines()[:65]) <= set(text.splitlines())
+    assert "RandomCrop" in text
+    assert "position 197" in text
+    assert cli.main(["replay", CONFIG, "--log", a, "--set", "transforms[1].mean=0.3"]) == 1
+    assert "NOT the batch in the log" in capsys.readouterr().out
+
+
+def test_replay_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = (
+        [], ["--epoch", "0"], ["--step", "0"], ["--epoch", "0", "--step", "999"],
+        ["--epoch", "0", "--step", "0", "--slot", "64"],
+        ["--epoch", "0", "--step", "0", "--position", "1"],
+    )  # fmt: skip
+    for arguments in wrong:
+        assert cli.main(["replay", CONFIG, *arguments]) == 1
+        assert "ConfigError" in capsys.readouterr().err
+
+
+def test_an_error_of_a_run_tells_the_command_that_shows_it_again(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for i in range(6):
+        path = tmp_path / "images" / f"c{i % 2}" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (i, i, i)).save(path)
+    path.write_bytes(path.read_bytes()[:-30])
+    config = tmp_path / "it's.toml"
+    config.write_text(
+        f'[dataset]\nkind = "image_folder"\nroot = "{tmp_path}/images"\n[loader]\nbatch_size = 2\n'
+    )
+    failed = run("run", str(config), "--set", "seed=5")
+    assert failed.returncode == 1
+    call = re.search(r"samebatch (replay .*? --set seed=5)", failed.stderr)
+    assert call is not None
+    again = run(*shlex.split(call[1]))
+    assert again.returncode == 1
+    assert failed.stderr.splitlines()[0] == again.stderr.splitlines()[0]
+    (tmp_path / "error.txt").write_text(failed.stderr)
+    more = run("replay", str(config), "--log", str(tmp_path / "error.txt"))
+    assert failed.stderr.splitlines()[0] == more.stderr.splitlines()[0]

@@ -1,15 +1,10 @@
-"""The `samebatch` command.
-
-samebatch run CONFIG [--set key=value] [--epochs N] [--state FILE]
-samebatch bench [--workers N] [--rounds N] [--json FILE]
-samebatch demo
-samebatch quality [--only SOURCE] [--words N] [--long] [--png FILE]
-"""
+"""`samebatch run`: iterate a configured loader, epoch after epoch; print digests, keep the state."""
 
 import argparse
 import contextlib
-import logging
 import os
+import re
+import shlex
 import signal
 import sys
 import time
@@ -22,107 +17,26 @@ from tqdm import tqdm
 import pipeline
 from pipeline import state as states
 from pipeline.audit import Digest
-from pipeline.config import parse_override
-from pipeline.errors import ConfigError, SamebatchError
+from pipeline.cli.options import add_config, config_of, count
+from pipeline.errors import ConfigError, SampleError
 
 _SAVE_S = 10.0  # a state is at most so old when the process is killed hard
 _LINE_S = 10.0  # how often a plain line tells the speed
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit status: 0, 1 for an error, 130 for Ctrl-C."""
-    parser = _parser(sys.argv[1:] if argv is None else argv)
-    options = parser.parse_args(argv)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    try:
-        return int(options.command(options))
-    except SamebatchError as e:
-        print(f"{type(e).__name__}: {e}", file=sys.stderr)
-        return 1
-    except OSError as e:
-        if isinstance(e, BrokenPipeError):
-            # Somebody closed the pipe we print into, e.g. `| head`.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 141
-        print(f"{type(e).__name__}: {e}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-
-
-def _parser(argv: list[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "samebatch", description="A data loader that delivers the same batches every time."
-    )
-    parser.add_argument("--version", action="version", version=f"samebatch {pipeline.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
+def add(commands: Any, argv: list[str]) -> None:  # noqa: ARG001
+    """Add the command."""
     run = commands.add_parser("run", help="iterate a configured loader and print its digests")
-    run.add_argument("config", help="a TOML file, e.g. configs/digits.toml")
-    run.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key"
-    )
-    run.add_argument("--epochs", type=_count, help="epochs to run in all")
+    add_config(run)
+    run.add_argument("--epochs", type=count, help="epochs to run in all")
     run.add_argument("--state", help="resume from this file if it exists, and save to it")
     run.add_argument("--audit", help="append one line of JSON for each batch to this file")
-    run.set_defaults(command=_run)
-
-    demo = commands.add_parser("demo", help="the same training in many ways, with equal digests")
-    demo.add_argument("--epochs", type=_count, default=6)
-    demo.add_argument("--continue-from", help=argparse.SUPPRESS)
-    demo.add_argument("--workers", type=int, default=0, help=argparse.SUPPRESS)
-    demo.set_defaults(command=_demo)
-
-    bench = commands.add_parser("bench", help="measure the loader's speed on this machine")
-    bench.set_defaults(command=_bench)
-    if "bench" in argv:
-        from pipeline import bench as speed
-
-        speed.add_options(bench)
-
-    text = "test the random words, and known generators beside them"
-    quality = commands.add_parser("quality", help=text, description=f"{text.capitalize()}.")
-    quality.set_defaults(command=_quality)
-    if "quality" in argv:  # its options name its sources, which no other command has to load
-        from rng import quality as battery
-
-        battery.add_options(quality)
-    return parser
+    run.set_defaults(command=command)
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
-
-
-def _demo(options: argparse.Namespace) -> int:
-    from pipeline import demo
-
-    if options.continue_from:
-        return demo.continue_from(Path(options.continue_from), options.workers, options.epochs)
-    return demo.main(options.epochs)
-
-
-def _bench(options: argparse.Namespace) -> int:
-    from pipeline import bench
-
-    return bench.report(options.workers, options.rounds, options.quick, options.json)
-
-
-def _quality(options: argparse.Namespace) -> int:
-    from rng import quality
-
-    return quality.report(options)
-
-
-def _run(options: argparse.Namespace) -> int:
-    overrides = dict(parse_override(text) for text in options.set)
-    if options.audit:
-        overrides["loader.audit"] = options.audit
-    config = pipeline.load_config(options.config, overrides)
+def command(options: argparse.Namespace) -> int:
+    """Iterate epochs, save the state."""
+    config = config_of(options, **({"loader__audit": options.audit} if options.audit else {}))
     epochs = options.epochs or config.run.epochs
     path = options.state or config.run.state
     if path and not os.access(Path(path).parent, os.W_OK):
@@ -143,10 +57,24 @@ def _run(options: argparse.Namespace) -> int:
             try:
                 while loader.epoch < epochs:
                     _epoch(loader, path)
+            except SampleError as e:
+                raise _with_call(e, options) from e
             finally:
                 if path:
                     states.save(loader.state_dict(), path)
     return 0
+
+
+def _with_call(e: SampleError, options: argparse.Namespace) -> SampleError:
+    """Return the error with the command that makes this sample again."""
+    overrides = [text for text in options.set if text.partition("=")[0].strip() != "seed"]
+    sets = "".join(f" --set {shlex.quote(text)}" for text in overrides)
+    call = (
+        f"samebatch replay {shlex.quote(str(options.config))} --epoch {e.fields['epoch']} "
+        f"--position {e.fields['position']} --set seed={e.fields['seed']}{sets}"
+    )
+    do = re.sub(r"samebatch replay CONFIG .*? --set seed=\d+", lambda _: call, e.do)
+    return SampleError(e.what, where=e.where, do=do, **e.fields)
 
 
 def _print_head(loader: pipeline.DataLoader, config: pipeline.Config) -> None:
@@ -217,7 +145,3 @@ def _stop_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
