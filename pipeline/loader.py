@@ -1195,12 +1195,13 @@ class DataLoader:
 
     def _close_engine(self, *, hurry: bool = False) -> None:
         """Close the engine; if this is interrupted, the next call goes on, in a hurry."""
-        hurry = hurry or self._closing is not None
+        if self._closing is not None:
+            self._closing.close(hurry=True)
+            self._closing = None
         if self._engine is not None:
             engine, self._closing, self._engine = self._engine, self._engine, None
             self._last_stats = engine.stats(self._epoch, self._offset)
-        if self._closing is not None:
-            self._closing.close(hurry=hurry)
+            engine.close(hurry=hurry)
             self._closing = None
 
     def _leave_to_parent(self) -> None:

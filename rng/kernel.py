@@ -9,10 +9,12 @@ The cache lies beside the sources, or in the user's cache folder where that cann
 environment variable NUMBA_CACHE_DIR moves it.
 """
 
+import _thread
 import functools
 import hashlib
 import logging
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Any
 from numba import njit
 from numba.core import event
 from numba.core.caching import FunctionCache
+from numba.core.compiler_lock import global_compiler_lock
 
 _log = logging.getLogger("samebatch")
 _PACKAGES = ("rng", "pipeline")
@@ -30,6 +33,7 @@ _IMPORT = re.compile(
 )
 _FunctionCache: Any = FunctionCache  # numba's methods carry no types
 _event: Any = event
+_compiler_lock: Any = global_compiler_lock
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -39,7 +43,49 @@ def kernel(function: Callable[..., Any]) -> Any:
     """
     dispatcher: Any = njit(nogil=True)(function)
     dispatcher._cache = _Cache(function)
+    dispatcher.compile = functools.partial(_sheltered, dispatcher.compile)
     return dispatcher
+
+
+def _sheltered(compile_: Callable[[Any], Any], signature: Any) -> Any:
+    """Compile, or load from the cache, where no signal handler can raise.
+
+    Ctrl-C in the middle leaves numba's tables half filled, and every later compilation of the process
+    fails. Handlers run in the main thread only, so another one does it; the main one waits, and raises
+    when that is done.
+    """
+    if threading.get_ident() != threading.main_thread().ident or _compiler_lock.is_locked():
+        return compile_(signature)  # the second: inside another compilation, which holds the lock
+    result: list[Any] = []
+    error: list[BaseException] = []
+    done = _thread.allocate_lock()
+    done.acquire()
+
+    def work() -> None:
+        try:
+            result.append(compile_(signature))
+        except BaseException as e:
+            error.append(e)
+        finally:
+            done.release()
+
+    try:
+        # Not a threading.Thread: its `start` cannot be interrupted without harm either.
+        _thread.start_new_thread(work, ())
+    except RuntimeError:  # no thread can be started, e.g. while the interpreter ends
+        return compile_(signature)
+    interruption: BaseException | None = None
+    while done.locked():
+        try:
+            done.acquire()
+            done.release()
+        except BaseException as e:  # of a signal handler
+            interruption = e
+    if interruption is not None:
+        raise interruption
+    if error:
+        raise error[0]
+    return result[0]
 
 
 @functools.cache

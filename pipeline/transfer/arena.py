@@ -100,6 +100,10 @@ class Arena:
             os.close(self.fd)
             self.fd = -1
 
+    def __del__(self) -> None:
+        if getattr(self, "fd", -1) >= 0:  # its owner was interrupted before it could close it
+            os.close(self.fd)
+
     def __enter__(self) -> Self:
         return self
 

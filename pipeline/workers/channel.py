@@ -10,7 +10,9 @@ import hmac
 import json
 import secrets
 import sys
+import weakref
 from dataclasses import asdict
+from typing import Any
 
 import zmq
 
@@ -18,9 +20,11 @@ from pipeline.errors import ConfigError
 from pipeline.workers.protocol import Report
 
 _MAX_NBYTES = 8 << 20
-# Inboxes that are open. A loader may end in a collected cycle; its socket and context must not be
-# part of that cycle, or they are finalised before it, in the wrong order, and wait for ever.
-_open: "set[Inbox]" = set()
+
+
+def _end(socket: Any, context: Any) -> None:
+    socket.close(linger=0)
+    context.term()
 
 
 class Inbox:
@@ -42,7 +46,10 @@ class Inbox:
                 f"cannot open the control channel of the workers: {e}",
                 do="close files or raise the limit of open files (ulimit -n); or use num_workers=0",
             ) from e
-        _open.add(self)
+        # A loader may end in a collected cycle; its socket and context must not be part of that cycle,
+        # or they are finalised before it, in the wrong order, and wait for ever.
+        self._finalize = weakref.finalize(self, _end, self._socket, self._context)
+        self._finalize.atexit = False  # sockets of daemon threads: the process takes them along
 
     def receive(self, timeout_s: float = 0.0) -> Report | None:
         """Return the next report, or None if none comes within `timeout_s`."""
@@ -57,7 +64,7 @@ class Inbox:
         """Close the socket and its context."""
         self._socket.close(linger=0)
         self._context.term()
-        _open.discard(self)
+        self._finalize.detach()
 
 
 class Outbox:

