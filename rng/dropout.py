@@ -12,6 +12,7 @@ from the step, nothing is stored, and a part of a tensor (`first`) gets the bits
 # ruff: noqa: ARG001  (the signature of an @intrinsic is numba's)
 from typing import Any
 
+import numba
 import numpy as np
 from llvmlite import ir
 from numba import types, uint8, uint32, uint64
@@ -21,6 +22,8 @@ from rng import address, fill, philox
 from rng.kernel import kernel
 
 Array = NDArray[Any]
+_numba: Any = numba  # whose types do not name carray
+carray: Any = _numba.carray
 _LANES = 256  # elements of one inner step: whole blocks for every width, whole bytes of mask
 _BUFFER = 1 << 16
 
@@ -132,7 +135,7 @@ def mask_from_key(
     def work(a: int, b: int) -> None:
         at = np.uint64(first + a)
         piece = out[a // 8 : (b + 7) // 8]
-        _mask(piece, at, bits, limit32, np.uint64(c2), np.uint64(c3), k0, k1)
+        mask_kernel(piece, at, bits, limit32, np.uint64(c2), np.uint64(c3), k0, k1)
 
     if limit == 0:
         out[:] = 255
@@ -270,7 +273,9 @@ def _compare(typingctx: Any, mask: Any, at: Any, lanes: Any, limit: Any) -> Any:
 
 
 @kernel
-def _mask(out: Any, first: Any, bits: Any, limit: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> None:
+def mask_kernel(
+    out: Any, first: Any, bits: Any, limit: Any, c2: Any, c3: Any, k0: Any, k1: Any
+) -> None:
     """Fill `out` (u8[n]) with the keep bits from element `first` on, a multiple of 8."""
     words = np.empty(_LANES, np.uint32)
     lanes_16, lanes_8 = words.view(np.uint16), words.view(np.uint8)
@@ -339,3 +344,54 @@ def _apply(x: Any, out: Any, mask: Any, scale: Any) -> None:
     for q in range(whole << uint64(3), n):
         keep = mask[whole] >> uint8(q & uint64(7)) & uint8(1)
         out[q] = x[q] * scale if uint32(keep) else np.float32(0.0)
+
+
+@philox.intrinsic
+def _floats(typingctx: Any, address: Any) -> Any:
+    """Return a pointer to the float32 at an address."""
+    pointer: Any = types.CPointer
+    signature = pointer(types.float32)(types.int64)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], ir.FloatType().as_pointer())
+
+    return signature, codegen
+
+
+@kernel
+def fused_kernel(
+    x: Any, out: Any, n: Any, first: Any, limit: Any, scale: Any, step: Any, k0: Any, k1: Any
+) -> None:
+    """Write x * scale, or 0 where element first + i is dropped, to `out`, f32[n] both at an address.
+
+    All arguments are int64 (scale: float64): Python's numbers enter a kernel in half the time that an
+    array needs. Lanes of 16 bits; out may be x; limit in [0, 2**16].
+    """
+    source, target = carray(_floats(x), n), carray(_floats(out), n)
+    words = np.empty(philox.WORDS, np.uint32)  # BLOCKS blocks: _LANES lanes
+    lanes = words.view(np.uint16)
+    bits = np.empty(_LANES // 8, np.uint8)
+    factor, most = np.float32(scale), uint32(limit)
+    lead = uint64(first) & uint64(7)
+    position, count = uint64(first) >> uint64(3), uint64(n)
+    c2, c3 = uint64(step) & uint64(0xFFFFFFFF), uint64(address.DROPOUT << 24)
+    at = uint64(0)
+    while at < count:
+        some = min(uint64(_LANES) - lead, count - at)
+        if most > uint32(0xFFFF):  # a lane is at most that: all are dropped
+            bits[:] = uint8(0)
+        else:
+            philox.blocks(words, uint64(0), position, c2, c3, uint64(k0), uint64(k1))
+            _compare(bits, uint64(0), lanes, most)
+        done = uint64(0)
+        if lead == uint64(0):
+            done = some & ~uint64(7)
+            for b in range(done >> uint64(3)):
+                _select_8(source, target, at + (b << uint64(3)), bits[b], factor)
+        for q in range(done, some):
+            lane = lead + q
+            keep = bits[lane >> uint64(3)] >> uint8(lane & uint64(7)) & uint8(1)
+            target[at + q] = source[at + q] * factor if uint32(keep) else np.float32(0.0)
+        at += some
+        position += uint64(_LANES // 8)
+        lead = uint64(0)  # from here on lanes and elements begin together

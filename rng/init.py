@@ -15,7 +15,7 @@ orthogonal; names and defaults as in torch.nn.init.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -337,18 +337,37 @@ def _make(
         return out
     key = address.named(address.mix64(seed), name)
     make = getattr(Stream(key, address.site(address.INIT)), kind)
+    for index, first in runs(size, ranges):
+        run: Array = out[(*index, ...)]  # type: ignore[arg-type]  # an array, also where it is a scalar
+        make(run, *parameters, first=first)
+    return out
+
+
+def runs(
+    size: tuple[int, ...], ranges: Sequence[tuple[int, int]]
+) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield (index, first) for the runs of a box whose elements are neighbours in the whole tensor.
+
+    Args:
+        size: of the whole tensor.
+        ranges: [first, last) of each axis of the box.
+
+    `index` picks the run out of the box, and `first` is the global flat index of its first element.
+
+    >>> list(runs((3, 4), [(1, 3), (0, 4)])), list(runs((3, 4), [(1, 3), (2, 4)]))
+    ([((), 4)], [((0,), 6), ((1,), 10)])
+    """
+    part = tuple(b - a for a, b in ranges)
     axis = len(size)  # axes from this one on are whole
     while axis and part[axis - 1] == size[axis - 1]:
         axis -= 1
     if axis == 0:
-        make(out, *parameters)
-        return out
+        yield (), 0
+        return
     strides = [math.prod(size[i + 1 :]) for i in range(len(size))]
     base = ranges[axis - 1][0] * strides[axis - 1]
     for index in np.ndindex(*part[: axis - 1]):
-        at = sum((ranges[i][0] + k) * strides[i] for i, k in enumerate(index))
-        make(out[index], *parameters, first=base + at)
-    return out
+        yield index, base + sum((ranges[i][0] + k) * strides[i] for i, k in enumerate(index))
 
 
 # ---------------------------------------------------------------- kernel

@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from rng import address, draw, fill, tables
 
-_NO_TABLE = tables.Table(np.zeros((1, 4), np.int32), np.uint64(0), np.zeros(4, np.float32))
-_NO_TABLE.rows.flags.writeable = False
+NO_TABLE = tables.Table(np.zeros((1, 4), np.int32), np.uint64(0), np.zeros(4, np.float32))
+NO_TABLE.rows.flags.writeable = False
 _NO_REALS = np.zeros(3)
 _F32, _F64, _U32, _U64 = (np.dtype(t) for t in (np.float32, np.float64, np.uint32, np.uint64))
 _NO_RANGE = np.uint64(0), np.uint64(0)
@@ -107,8 +107,7 @@ class Stream:
         Source: integer-only inverse of the distribution function, `rng.tables`.
         """
         _check_kind(out, "f")
-        _finite(mean=mean, std=std)
-        _at_least(0.0, std=std)
+        check_normal(mean, std)
         return self._inverse(out, tables.NORMAL, mean, std, first, threads)
 
     def truncated_normal(
@@ -130,9 +129,9 @@ class Stream:
             ValueError: the range holds none of the 2**32 values.
         """
         _check_kind(out, "f")
-        _finite(mean=mean, std=std)
-        _at_least(0.0, std=std)
-        a, b = _ranks(out.dtype, float(mean), float(std), float(low), float(high))
+        check_normal(mean, std)
+        cast = None if out.dtype == _F32 else cast_to(out.dtype)
+        a, b = normal_ranks(cast, float(mean), float(std), float(low), float(high))
         return self._fill(
             out,
             _F32,
@@ -157,8 +156,7 @@ class Stream:
         The exponential is a fixed polynomial in float64, rounded once to float32.
         """
         _check_kind(out, "f")
-        _finite(mean=mean, std=std)
-        _at_least(0.0, std=std)
+        check_normal(mean, std)
         return self._fill(
             out, _F32, fill.LOG, first, threads, _reals(mean, std), table=tables.NORMAL
         )
@@ -341,7 +339,7 @@ class Stream:
         threads: int | None,
         real: Array = _NO_REALS,
         whole: tuple[Any, Any] = _NO_RANGE,
-        table: tables.Table = _NO_TABLE,
+        table: tables.Table = NO_TABLE,
     ) -> Array:
         """Fill `out` with numbers of `kind`, made in dtype `native` of 4 or 8 bytes."""
         each = native.itemsize // 4
@@ -378,7 +376,7 @@ def _words(
     kind: int,
     real: Array = _NO_REALS,
     whole: tuple[Any, Any] = _NO_RANGE,
-    table: tables.Table = _NO_TABLE,
+    table: tables.Table = NO_TABLE,
 ) -> None:
     """Fill u32[n] with numbers of `kind`, from word `number` on."""
     fill.words(words, number, *where, kind, real, *whole, *table)
@@ -395,6 +393,12 @@ def _check_kind(out: Array, kinds: str) -> None:
         raise ValueError(f"out must hold {what}, got dtype {out.dtype}")
 
 
+def check_normal(mean: float, std: float) -> None:
+    """Raise ValueError where these are no mean and no standard deviation in float32."""
+    _finite(mean=mean, std=std)
+    _at_least(0.0, std=std)
+
+
 def _finite(**values: float) -> None:
     for name, value in values.items():
         if not -_LARGEST <= value <= _LARGEST:
@@ -407,35 +411,51 @@ def _at_least(least: float, **values: float) -> None:
             raise ValueError(f"{name} must be >= {least}, got {value}")
 
 
+Cast = Callable[[Any], float]
+"""Rounds a number to the type that it will be stored in, and returns it as a float."""
+
+
+@lru_cache
+def cast_to(dtype: Any) -> Cast:
+    """Return the rounding to a dtype of numpy's."""
+    return lambda x: float(np.array(x).astype(dtype))
+
+
+def _uniform(dtype: Any, low: float, high: float) -> tuple[int, Array]:
+    real = _F64 if dtype == _F64 else _F32
+    return uniform_parts(real, None if dtype == real else cast_to(dtype), low, high)
+
+
 @lru_cache(256)
 @np.errstate(all="ignore")  # what numpy is to do about rounding is no concern of ours
-def _uniform(dtype: Any, low: float, high: float) -> tuple[int, Array]:
-    """Return the kind and the f64[low, span, most] of uniform numbers; most: the last below high."""
-    real: Any = np.float64 if dtype == np.float64 else np.float32
-    a, b = real(low), real(high)
+def uniform_parts(
+    real: np.dtype[Any], cast: Cast | None, low: float, high: float
+) -> tuple[int, Array]:
+    """Return the kind and the f64[low, span, most] of uniform numbers; most: the last below high.
+
+    Args:
+        real: float32 or float64, in which they are made.
+        cast: what rounds them afterwards, if anything: `most` is still below high then.
+        low, high: of the range.
+
+    Raises:
+        ValueError: an empty or infinite range.
+    """
+    a, b = real.type(low), real.type(high)
     span = b - a
-    if not (a < b and np.isfinite(span) and np.isfinite(_cast(b, dtype))):
-        raise ValueError(
-            f"uniform needs low < high and a finite range in {dtype}, got {low}, {high}"
-        )
-    most = np.nextafter(b, a)
-    if dtype != real:
-        most = _most_below(dtype, a, b)
-    unit = (a, b) == (0.0, 1.0) and dtype == real
-    if real is np.float64:
+    if not (a < b and np.isfinite(span) and (cast is None or np.isfinite(cast(b)))):
+        raise ValueError(f"uniform needs low < high and a finite range, got {low}, {high}")
+    most = np.nextafter(b, a) if cast is None else _most_below(cast, a, b)
+    unit = (a, b) == (0.0, 1.0) and cast is None
+    if real == _F64:
         return fill.UNIT_64 if unit else fill.RANGE_64, np.array([a, span, most])
     return fill.UNIT_32 if unit else fill.RANGE_32, np.array([a, span, most], np.float64)
 
 
-def _cast(x: Any, dtype: Any) -> float:
-    """Return a number rounded to a dtype, as a float."""
-    return float(np.array(x).astype(dtype))
-
-
-def _most_below(dtype: Any, a: np.float32, b: np.float32) -> np.float32:
-    """Return the largest float32 x in [a, b) that is still below b when it is cast to `dtype`."""
-    if not _cast(a, dtype) < b:
-        raise ValueError(f"there is no {dtype} number in [{a}, {b})")
+def _most_below(cast: Cast, a: Any, b: Any) -> np.float32:
+    """Return the largest float32 x in [a, b) that is still below b when it is cast."""
+    if not cast(a) < b:
+        raise ValueError(f"there is no number in [{a}, {b}) in the type of the result")
 
     def order(x: Any) -> int:  # rises with x
         bits = int(np.float32(x).view(np.int32))
@@ -448,7 +468,7 @@ def _most_below(dtype: Any, a: np.float32, b: np.float32) -> np.float32:
     first, last = order(a), order(b)
     while last - first > 1:
         middle = (first + last) // 2
-        if _cast(number(middle), dtype) < b:
+        if cast(number(middle)) < b:
             first = middle
         else:
             last = middle
@@ -478,12 +498,18 @@ def _normal_at(rank: int, mean: float, std: float) -> np.float32:
 
 @lru_cache(256)
 @np.errstate(all="ignore")
-def _ranks(dtype: Any, mean: float, std: float, low: float, high: float) -> tuple[int, int]:
-    """Return the first and the last rank whose value lies in [low, high], also cast to `dtype`."""
+def normal_ranks(
+    cast: Cast | None, mean: float, std: float, low: float, high: float
+) -> tuple[int, int]:
+    """Return the first and the last rank whose value lies in [low, high], also when it is cast.
+
+    Raises:
+        ValueError: there is none.
+    """
 
     def value(rank: int) -> tuple[float, float]:
         x = _normal_at(rank, mean, std)
-        return float(x), _cast(x, dtype)
+        return float(x), float(x) if cast is None else cast(x)
 
     def first_rank(inside: Any) -> int:
         a, b = 0, 1 << 32

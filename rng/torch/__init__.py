@@ -9,19 +9,51 @@ kernels of `rng.gpu` are used where Triton is installed; it is imported at the f
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rng.torch import deterministic, renaissance, seeding, words
+    from rng.torch import deterministic, fill, renaissance, seeding, words
+    from rng.torch.fill import bernoulli_, normal_, truncated_normal_, uniform_, words_
+    from rng.torch.layers import Dropout, bind
+    from rng.torch.masks import dropout, dropout_mask
     from rng.torch.seeding import manual_seed
+    from rng.torch.state import DropoutState
 
 # name -> the module it is in; a module's own name stands for the module.
 _LAZY = {
+    "Dropout": "layers",
+    "DropoutState": "state",
+    "bernoulli_": "fill",
+    "bind": "layers",
     "deterministic": "deterministic",
+    "dropout": "masks",
+    "dropout_mask": "masks",
+    "fill": "fill",
     "manual_seed": "seeding",
+    "normal_": "fill",
     "renaissance": "renaissance",
     "seeding": "seeding",
+    "truncated_normal_": "fill",
+    "uniform_": "fill",
     "words": "words",
+    "words_": "fill",
 }
 
-__all__ = ["deterministic", "manual_seed", "renaissance", "seeding", "words"]
+__all__ = [
+    "Dropout",
+    "DropoutState",
+    "bernoulli_",
+    "bind",
+    "deterministic",
+    "dropout",
+    "dropout_mask",
+    "fill",
+    "manual_seed",
+    "normal_",
+    "renaissance",
+    "seeding",
+    "truncated_normal_",
+    "uniform_",
+    "words",
+    "words_",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -34,3 +34,14 @@ def test_a_stream_of_words_equals_the_reference_from_any_word_on(start, first, n
     want = stream.uint32(np.empty(n, np.uint32), first)
     got = words.words(start, first, n, 12, stream.c3, PARTS, "cpu")
     assert got.numpy().tolist() == want.tolist()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own imports
+def test_compiled_words_equal_eager_ones():
+    def make(x):
+        return torch.stack(words.philox4x32((x, x + 1, 12, 7), PARTS), 1) + words.words(
+            (1 << 32) - 3, 1, 4 * x.numel(), 12, 7, PARTS, x.device
+        ).view(-1, 4)
+
+    x = torch.arange(501)
+    assert torch.equal(torch.compile(make, fullgraph=True)(x), make(x))

@@ -1,0 +1,158 @@
+"""Where dropout is: the step, and the first row of this process's batch, in device memory.
+
+    mask of an element = f(seed, layer's name, step, global sample row, column)
+
+Both numbers are read by the kernels from the device, and moved by operations of the device: a CUDA graph that
+captures a step and `advance()` makes the next step's masks at each replay.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from rng import address, generator
+
+_STEPS = 1 << 32
+
+
+class DropoutState(torch.nn.Module):
+    """The address of a training step's dropout masks.
+
+    Args:
+        seed: in [0, 2**64). None: that of `rng.manual_seed`, or one from the operating system.
+        device: of `cell`; None: the CPU. It moves with the module (`state.to(device)`).
+        step: in [0, 2**32).
+        first_row: the global number of the first row (sample) that this process works on: with a global
+            batch split into blocks, rank * rows of a rank. A row's mask does not depend on who has it.
+
+    Attributes:
+        seed: the seed.
+        cell: int64[2] on the device, (step, first row).
+
+    It is a module so that a model may hold it: `bind` makes it a submodule, whose seed and step are in the
+    model's `state_dict` (as extra state: it is no buffer, which DistributedDataParallel would overwrite with
+    rank 0's). The first row is the process's own and is not saved: a checkpoint fits any world size.
+
+    Raises:
+        TypeError, ValueError: a number that is not an int, or out of range.
+
+    >>> state = DropoutState(seed=42)
+    >>> state.advance()
+    >>> state.step, state.first_row
+    (1, 0)
+    """
+
+    def __init__(
+        self,
+        seed: int | None = None,
+        device: torch.device | str | None = None,
+        step: int = 0,
+        first_row: int = 0,
+    ) -> None:
+        super().__init__()
+        if seed is None:
+            seed = generator.default_seed()
+        self.seed = generator.entropy_seed() if seed is None else address.check_seed(seed)
+        place = [_step(step), _row(first_row)]
+        # Outside of inference mode: backward passes look at the version of the cell.
+        with torch.inference_mode(False):
+            self.cell = torch.tensor(place, dtype=torch.int64, device=device or "cpu")
+        self._keys: dict[str, int] = {}
+
+    # ------------------------------------------------------------ on the device
+    def advance(self) -> None:
+        """Go to the next step, on the device. After the backward pass: it makes the masks again."""
+        with torch.no_grad():
+            self.cell[:1].add_(1)
+
+    def seek(self, step: int | torch.Tensor | None = None, first_row: Any = None) -> None:
+        """Go to a step, or to another first row (of the next micro-batch, say), on the device.
+
+        Args:
+            step: in [0, 2**32), or an int64 tensor of one element, copied on the device without a check.
+            first_row: in [0, 2**63), or such a tensor.
+
+        Raises:
+            TypeError, ValueError: a number that is not an int, or out of range.
+        """
+        with torch.no_grad():
+            for index, value, check in ((0, step, _step), (1, first_row, _row)):
+                if isinstance(value, torch.Tensor):
+                    self.cell[index : index + 1].copy_(value.reshape(1))
+                elif value is not None:
+                    self.cell[index : index + 1].fill_(check(value))
+
+    @property
+    def step(self) -> int:
+        """The step; waits for the device."""
+        return int(self.cell[0])
+
+    @property
+    def first_row(self) -> int:
+        """The global number of this process's first row; waits for the device."""
+        return int(self.cell[1])
+
+    def key(self, name: str) -> int:
+        """Return the 64-bit key of a layer's masks.
+
+        Raises:
+            TypeError: the name is not a str.
+        """
+        key = self._keys.get(name)
+        if key is None:
+            key = self._keys[name] = _key(self.seed, name)
+        return key
+
+    # ------------------------------------------------------------ state and moves
+    def get_extra_state(self) -> torch.Tensor:
+        """Return int64[2], (seed, step), on the device."""
+        seed = self.seed - (1 << 64) if self.seed >> 63 else self.seed
+        with torch.no_grad():
+            return torch.cat([torch.full_like(self.cell[:1], seed), self.cell[:1]])
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Go to the seed and the step of `get_extra_state`; the first row stays.
+
+        Raises:
+            ValueError: not int64[2], or a step out of range.
+        """
+        if not isinstance(state, torch.Tensor) or state.shape != (2,) or state.is_floating_point():
+            raise ValueError(f"the state of dropout is int64[2], (seed, step), got {state!r}")
+        seed, step = (int(number) for number in state.tolist())
+        self.seek(_step(step))
+        self.seed = seed & address.M64
+        self._keys.clear()
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """Move the cell as a module's tensors move; its numbers survive what makes new, empty tensors."""
+        super()._apply(fn, recurse)
+        device = fn(self.cell).device
+        if device != self.cell.device and device.type != "meta":
+            self.cell = self.cell.to(device)
+        return self
+
+    def extra_repr(self) -> str:
+        """Return the seed and the device."""
+        return f"seed={self.seed}, device={self.cell.device}"
+
+
+def _key(seed: int, name: str) -> int:
+    return address.named(address.mix64(seed), name)
+
+
+_key._dynamo_marked_constant = True  # type: ignore[attr-defined]  # hashes: not to be traced
+
+
+def _step(step: int) -> int:
+    number = address.whole("step", step)
+    if not 0 <= number < _STEPS:
+        raise ValueError(f"step must be in [0, 2**32), got {number}")
+    return number
+
+
+def _row(row: int) -> int:
+    number = address.whole("first_row", row)
+    if not 0 <= number < 1 << 63:
+        raise ValueError(f"first_row must be in [0, 2**63), got {number}")
+    return number

@@ -1,0 +1,52 @@
+"""The kernels compiled to PTX, without a device: no operation on the value path may round twice."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import ROOT
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """{name: PTX} of all kernels, for sm_80 and sm_90."""
+    pytest.importorskip("triton")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(ROOT)
+    script = Path(__file__).with_name("compile_ptx.py")
+    run = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout)
+
+
+def test_nothing_on_the_value_path_depends_on_a_compiler(texts):
+    assert len(texts) == 40
+    for name, text in texts.items():
+        adds = re.findall(r"\b(?:add|sub|fma|mad|div|rcp|ex2|lg2|sqrt)\.[\w.]*f(?:16|32)\w*", text)
+        assert not adds, (name, adds)
+        assert not re.findall(r"\S*\.(?:approx|ftz|full)\b\S*", text), name
+        assert not re.findall(r"\bcvt\.r[zmp]\S*", text), name  # casts round to the nearest
+
+
+def test_only_shifted_numbers_are_added_and_in_float64(texts):
+    for name, text in texts.items():
+        wide = {
+            op for op in re.findall(r"\b[a-z]+\.[\w.]*f64\S*", text) if op[:2] not in ("ld", "mo")
+        }
+        allowed = {"add.rn.f64", "add.f64", "cvt.f64.f32", "cvt.rn.f32.f64"}
+        assert wide <= (allowed if name.endswith("shifted") else set()), (name, wide)
+
+
+def test_a_thread_moves_sixteen_bytes_at_once(texts):
+    for name, text in texts.items():
+        if "fill" in name or "aligned" in name.split():
+            assert "mask" in name or "st.global.v4.b32" in text, name
+        if "dropout" in name and "aligned" in name:
+            assert "ld.global.v4.b32" in text, name
