@@ -102,14 +102,14 @@ def truncated_normal(
 def xavier_normal(shape: Shape, seed: int, name: str, gain: float = 1.0, **options: Any) -> Array:
     """Return normal values of std gain * sqrt(2 / (fan_in + fan_out)). Options: as `normal`."""
     fan_in, fan_out = fans(shape)
-    std = gain * _root(2.0, fan_in + fan_out)
+    std = gain * root(2.0, fan_in + fan_out)
     return normal(shape, seed, name, 0.0, std, **options)
 
 
 def xavier_uniform(shape: Shape, seed: int, name: str, gain: float = 1.0, **options: Any) -> Array:
     """Return uniform values within gain * sqrt(6 / (fan_in + fan_out)). Options: as `normal`."""
     fan_in, fan_out = fans(shape)
-    return _within(gain * _root(6.0, fan_in + fan_out), shape, seed, name, options)
+    return _within(gain * root(6.0, fan_in + fan_out), shape, seed, name, options)
 
 
 def kaiming_normal(
@@ -137,7 +137,7 @@ def kaiming_normal(
     """
     if gain is None:
         gain = gain_of(nonlinearity, a)
-    fan = _fan(shape, mode)
+    fan = fan_of(shape, mode)
     std = gain / math.sqrt(fan) if fan else 0.0  # without fan there are no elements
     return normal(shape, seed, name, 0.0, std, **options)
 
@@ -155,10 +155,10 @@ def kaiming_uniform(
     """Return uniform values within gain * sqrt(3 / fan). Arguments: as `kaiming_normal`."""
     if gain is None:
         gain = gain_of(nonlinearity, a)
-    return _within(gain * _root(3.0, _fan(shape, mode)), shape, seed, name, options)
+    return _within(gain * root(3.0, fan_of(shape, mode)), shape, seed, name, options)
 
 
-def _root(x: float, fan: float) -> float:
+def root(x: float, fan: float) -> float:
     """Return sqrt(x / fan); a tensor without fan has no elements, whatever their spread."""
     return math.sqrt(x / fan) if fan else 0.0
 
@@ -183,7 +183,7 @@ def constant(
     Raises:
         TypeError, ValueError: as `normal`.
     """
-    part = tuple(b - a for a, b in _box(_shape(shape), box))
+    part = tuple(b - a for a, b in box_of(_shape(shape), box))
     if out is None:
         out = np.empty(part, dtype)
     _check_out(out, part)
@@ -229,7 +229,7 @@ def orthogonal(
     if tall.size:
         _householder(tall, q)
     q = (q if rows >= columns else q.T).reshape(size) * gain
-    part = q[tuple(slice(a, b) for a, b in _box(size, box))]
+    part = q[tuple(slice(a, b) for a, b in box_of(size, box))]
     if out is None:
         out = np.empty(part.shape, dtype)
     _check_out(out, part.shape)
@@ -274,7 +274,12 @@ def gain_of(nonlinearity: str, a: float = 0.01) -> float:
     return gains[nonlinearity]()
 
 
-def _fan(shape: Shape, mode: str) -> float:
+def fan_of(shape: Shape, mode: str) -> float:
+    """Return fan_in, fan_out or fan_avg of a weight.
+
+    Raises:
+        ValueError: fewer than two axes, or an unknown mode.
+    """
     fan_in, fan_out = fans(shape)
     fan = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
     if mode not in fan:
@@ -291,7 +296,7 @@ def _shape(shape: Shape) -> tuple[int, ...]:
     return size
 
 
-def _box(size: tuple[int, ...], box: Box) -> list[tuple[int, int]]:
+def box_of(size: tuple[int, ...], box: Box) -> list[tuple[int, int]]:
     """Return (first, last) of each axis."""
     if box is None:
         return [(0, n) for n in size]
@@ -326,7 +331,7 @@ def _make(
 ) -> Array:
     """Fill the box of a tensor, run by run of elements that are neighbours in the whole."""
     size = _shape(shape)
-    ranges = _box(size, box)
+    ranges = box_of(size, box)
     part = tuple(b - a for a, b in ranges)
     if out is None:
         out = np.empty(part, dtype)

@@ -9,7 +9,7 @@ kernels of `rng.gpu` are used where Triton is installed; it is imported at the f
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rng.torch import deterministic, fill, renaissance, seeding, words
+    from rng.torch import deterministic, fill, init, renaissance, seeding, words
     from rng.torch.fill import bernoulli_, normal_, truncated_normal_, uniform_, words_
     from rng.torch.layers import Dropout, bind
     from rng.torch.masks import dropout, dropout_mask
@@ -26,6 +26,7 @@ _LAZY = {
     "dropout": "masks",
     "dropout_mask": "masks",
     "fill": "fill",
+    "init": "init",
     "manual_seed": "seeding",
     "normal_": "fill",
     "renaissance": "renaissance",
@@ -45,6 +46,7 @@ __all__ = [
     "dropout",
     "dropout_mask",
     "fill",
+    "init",
     "manual_seed",
     "normal_",
     "renaissance",

@@ -1,0 +1,141 @@
+"""Memory and initial values for a whole model: `rng.torch.init.materialize`.
+
+    name of a parameter -> the first rule that fits -> init(tensor, seed=seed, name=name)
+
+The rules at the end are torch's `reset_parameters` of its layers, with values keyed by name.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from rng import address
+from rng.torch import init
+from rng.torch.layers import qualified
+
+Initialiser = Callable[..., Any]
+
+
+def materialize(
+    model: nn.Module, seed: int, rules: Any = None, device: torch.device | str | None = None
+) -> nn.Module:
+    """Give every parameter of a model its value by its name: see `rng.torch.init.materialize`."""
+    seed = address.check_seed(seed)
+    wanted = list(_tensors(model))
+    chosen = {name: _rule(rules or {}, name, leaf, module) for name, leaf, module, _ in wanted}
+    missing = [name for name, rule in chosen.items() if rule is None]
+    if missing:
+        raise ValueError(
+            f"no rule for {', '.join(missing)}; expected one for each parameter, and for each buffer on "
+            "the meta device. Do: rules={'pattern of the name': init.normal_, ...}"
+        )
+    _allocate(model, device)
+    for name, leaf, module, _ in wanted:
+        tensor = getattr(module, leaf)
+        chosen[name](tensor, seed=seed, name=name)  # type: ignore[misc]
+        padding = getattr(module, "padding_idx", None)
+        if (
+            padding is not None
+            and leaf == "weight"
+            and isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        ):
+            with torch.no_grad():
+                tensor[padding].fill_(0)
+    return model
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, str, nn.Module, torch.Tensor]]:
+    """Yield (name, own name, module, tensor): parameters once each, and buffers on the meta device."""
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        here = [*module._parameters.items()]
+        here += [(leaf, b) for leaf, b in module._buffers.items() if b is not None and b.is_meta]
+        for leaf, tensor in here:
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield qualified(f"{path}.{leaf}" if path else leaf), leaf, module, tensor
+
+
+def _allocate(model: nn.Module, device: torch.device | str | None) -> None:
+    """Give memory to what is on the meta device; tensors that several modules share stay shared."""
+    shared: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for leaf, tensor in module._parameters.items():
+            if tensor is not None:
+                shared.setdefault(id(tensor), []).append((module, leaf))
+    if not any(t.is_meta for t in (*model.parameters(), *model.buffers())):
+        return
+    # By way of _apply, which wrappers (FSDP) listen to.
+    where = device or "cpu"
+    model._apply(lambda t: torch.empty_like(t, device=where) if t.is_meta else t)
+    for (module, leaf), *others in shared.values():
+        for other, same in others:
+            other._parameters[same] = module._parameters[leaf]
+
+
+def _rule(rules: Mapping[Any, Any], name: str, leaf: str, module: nn.Module) -> Initialiser | None:
+    """Return what initialises a tensor, None if no rule fits."""
+    for pattern, rule in (*rules.items(), *_DEFAULTS.items()):
+        if isinstance(pattern, str):
+            if fnmatchcase(name, pattern):
+                found: Initialiser | None = rule
+                return found
+        elif isinstance(module, pattern):
+            table = rule if isinstance(rule, Mapping) else rule(module)
+            if leaf in table:
+                found = table[leaf]
+                return found
+    return None
+
+
+# ---------------------------------------------------------------- torch's own
+def _linear(module: Any) -> dict[str, Initialiser]:
+    """Linear and convolutions: kaiming_uniform(a=sqrt(5)), which is 1 / sqrt(fan_in), as the bias."""
+    weight = module.weight
+    fan_in = weight.shape[1] * math.prod(weight.shape[2:])
+    bound = 1.0 / math.sqrt(fan_in) if fan_in else 0.0
+    bias = partial(init.uniform_, a=-bound, b=bound) if bound else init.zeros_
+    return {"weight": partial(init.kaiming_uniform_, a=math.sqrt(5.0)), "bias": bias}
+
+
+def _bilinear(module: Any) -> dict[str, Initialiser]:
+    bound = 1.0 / math.sqrt(module.weight.shape[1])
+    return dict.fromkeys(("weight", "bias"), partial(init.uniform_, a=-bound, b=bound))
+
+
+def _recurrent(module: Any) -> dict[str, Initialiser]:
+    bound = 1.0 / math.sqrt(module.hidden_size)
+    return dict.fromkeys(module._parameters, partial(init.uniform_, a=-bound, b=bound))
+
+
+_NORM: dict[str, Initialiser] = {
+    "weight": init.ones_,
+    "bias": init.zeros_,
+    "running_mean": init.zeros_,
+    "running_var": init.ones_,
+    "num_batches_tracked": init.zeros_,
+}
+_DEFAULTS: dict[Any, Any] = {
+    # The output projection of attention has a bias of zeros: a module type of its own in torch.
+    nn.modules.linear.NonDynamicallyQuantizableLinear: {"bias": init.zeros_},
+    (nn.Linear, nn.modules.conv._ConvNd): _linear,
+    nn.Bilinear: _bilinear,
+    (nn.Embedding, nn.EmbeddingBag): {"weight": init.normal_},
+    (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase): _NORM,
+    nn.MultiheadAttention: {
+        **dict.fromkeys(
+            ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"),
+            init.xavier_uniform_,
+        ),
+        "in_proj_bias": init.zeros_,
+        "bias_k": init.xavier_normal_,
+        "bias_v": init.xavier_normal_,
+    },
+    (nn.RNNBase, nn.RNNCellBase): _recurrent,
+    nn.PReLU: {"weight": partial(init.constant_, val=0.25)},
+}

@@ -1,0 +1,164 @@
+import copy
+from functools import partial
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rng import init as reference
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from rng.torch import fill, init  # noqa: E402
+
+KINDS = {
+    "normal_": ("normal", (0.5, 2.0)),
+    "uniform_": ("uniform", (-1.0, 3.0)),
+    "trunc_normal_": ("truncated_normal", (0.0, 1.0, -1.0, 2.0)),
+    "xavier_normal_": ("xavier_normal", (2.0,)),
+    "xavier_uniform_": ("xavier_uniform", ()),
+    "kaiming_normal_": ("kaiming_normal", (0.1, "fan_out")),
+    "kaiming_uniform_": ("kaiming_uniform", (0.0, "fan_in", "tanh")),
+    "orthogonal_": ("orthogonal", (2.0,)),
+}
+DTYPES = {
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+    torch.float16: np.float16,
+    torch.bfloat16: ml_dtypes.bfloat16,
+}
+
+
+@pytest.fixture(params=["numba", "torch"])
+def way(request, monkeypatch):
+    if request.param == "torch":
+        monkeypatch.setattr(fill, "is_plain", lambda x: False)
+
+
+def raw(x):
+    x = x.detach().contiguous()
+    return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy().tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_equals_rng_init_whole_and_in_boxes(way, kind, dtype):
+    name, args = KINDS[kind]
+    size = (6, 5, 7)
+    want = getattr(reference, name)(size, 3, "w", *args, dtype=DTYPES[dtype])
+    make = partial(getattr(init, kind), seed=3, name="w")
+    assert raw(make(torch.empty(size, dtype=dtype), *args)) == want.tobytes()
+    for box in (
+        (slice(1, 4), slice(0, 5), slice(0, 7)),
+        (slice(0, 6), slice(2, 4), slice(0, 7)),
+        (slice(1, 5), slice(1, 5), slice(2, 6)),
+    ):
+        part = torch.empty(want[box].shape, dtype=dtype)
+        assert (
+            raw(make(part, *args, size=size, box=box)) == np.ascontiguousarray(want[box]).tobytes()
+        )
+
+
+def test_a_thousand_rows_by_any_number_of_ranks(way):
+    whole = reference.normal((1000, 777), 1, "w")
+    assert not (whole == reference.normal((1000, 777), 1, "v")).all()
+    for world, axis in ((2, 0), (3, 0), (7, 0), (4, 1)):
+        parts = []
+        for r in range(world):
+            n = (1000, 777)[axis]
+            box = [slice(0, 1000), slice(0, 777)]
+            box[axis] = slice(n * r // world, n * (r + 1) // world)
+            part = torch.empty(whole[tuple(box)].shape)
+            parts.append(init.normal_(part, seed=1, name="w", size=(1000, 777), box=box))
+        assert (torch.cat(parts, axis).numpy() == whole).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_dtensors_on_any_mesh_hold_the_same_global_tensor(dtype):
+    import torch.distributed as dist
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    size = (7, 11, 3)
+    for rank in range(6):
+        dist.init_process_group("fake", rank=rank, world_size=6, store=FakeStore())
+        try:
+            mesh = init_device_mesh("cpu", (2, 3))
+            for placements in (
+                (Shard(0), Shard(1)),
+                (Shard(0), Shard(0)),
+                (Replicate(), Shard(1)),
+                (Shard(2), Shard(1)),
+            ):
+                split = partial(
+                    distribute_tensor, device_mesh=mesh, placements=placements, src_data_rank=None
+                )
+                for kind in ("normal_", "kaiming_uniform_", "orthogonal_"):
+                    make = partial(getattr(init, kind), seed=1, name="w")
+                    want = split(make(torch.empty(size, dtype=dtype)))
+                    got = make(split(torch.zeros(size, dtype=dtype)))
+                    assert torch.equal(got.to_local(), want.to_local())
+        finally:
+            dist.destroy_process_group()
+
+
+class Net(nn.Module):
+    def __init__(self, device=None):
+        super().__init__()
+        self.embed = nn.Embedding(10, 6, padding_idx=2, device=device)
+        self.conv = nn.Conv2d(3, 4, 3, device=device)
+        self.norm = nn.BatchNorm2d(4, device=device)
+        self.attention = nn.MultiheadAttention(6, 2, device=device)
+        self.rnn = nn.LSTM(6, 5, device=device)
+        self.head = nn.Linear(6, 10, device=device)
+        self.head.weight = self.embed.weight
+
+
+def test_a_model_from_the_meta_device_equals_one_from_memory():
+    made, meta = init.materialize(Net(), 7), init.materialize(Net("meta"), 7)
+    a, b = made.state_dict(), meta.state_dict()
+    assert list(a) == list(b)
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    assert meta.head.weight is meta.embed.weight
+    assert not meta.embed.weight[2].any()
+    assert (
+        meta.conv.weight.detach().numpy()
+        == reference.kaiming_uniform((4, 3, 3, 3), 7, "conv.weight", 5**0.5)
+    ).all()
+    assert meta.norm.running_var.tolist() == [1.0] * 4
+    assert not meta.attention.out_proj.bias.any()
+    wrapped = init.materialize(nn.DataParallel(Net("meta")), 7)
+    assert torch.equal(wrapped.module.conv.weight, meta.conv.weight)
+    half = init.materialize(copy.deepcopy(made).bfloat16(), 7)
+    assert torch.equal(half.conv.weight, made.conv.weight.bfloat16())
+
+
+def test_rules_come_first_and_what_has_none_is_named():
+    rules = {"*.bias": init.ones_, nn.Linear: {"weight": partial(init.trunc_normal_, std=0.02)}}
+    model = init.materialize(nn.Sequential(nn.Linear(3, 2, device="meta")), 7, rules)
+    assert model[0].bias.tolist() == [1.0, 1.0]
+    want = reference.truncated_normal((2, 3), 7, "0.weight", 0.0, 0.02)
+    assert (model[0].weight.detach().numpy() == want).all()
+    strange = nn.Linear(3, 2, device="meta")
+    strange.scale = nn.Parameter(torch.empty(3, device="meta"))
+    with pytest.raises(ValueError, match="no rule for scale"):
+        init.materialize(strange, 7)
+    assert strange.weight.is_meta
+
+
+def test_what_does_not_fit_raises():
+    for call, kind in (
+        (lambda: init.normal_([0.0], seed=1, name="w"), TypeError),
+        (lambda: init.normal_(torch.empty(2), seed=1.5, name="w"), TypeError),
+        (lambda: init.normal_(torch.empty(2), seed=1, name=b"w"), TypeError),
+        (
+            lambda: init.normal_(torch.empty(2), seed=1, name="w", size=(4,), box=(slice(3),)),
+            ValueError,
+        ),
+        (lambda: init.kaiming_normal_(torch.empty(2), seed=1, name="w"), ValueError),
+        (lambda: init.normal_(torch.empty(2, dtype=torch.int32), seed=1, name="w"), ValueError),
+    ):
+        with pytest.raises(kind):
+            call()
