@@ -83,6 +83,10 @@ class DropoutState(torch.nn.Module):
                 elif value is not None:
                     self.cell[index : index + 1].fill_(check(value))
 
+    def forward(self, x: Any) -> Any:
+        """Return x: a Sequential that holds the state calls it as a layer."""
+        return x
+
     @property
     def step(self) -> int:
         """The step; waits for the device."""
