@@ -75,10 +75,11 @@ def _sheltered(compile_: Callable[[Any], Any], signature: Any) -> Any:
     except RuntimeError:  # no thread can be started, e.g. while the interpreter ends
         return compile_(signature)
     interruption: BaseException | None = None
-    while done.locked():
+    # The lock only wakes; whether it is over is read from what the thread left. (A handler may raise
+    # just as the lock was acquired, and waiting for it once more would never end.)
+    while not (result or error):
         try:
             done.acquire()
-            done.release()
         except BaseException as e:  # of a signal handler
             interruption = e
     if interruption is not None:

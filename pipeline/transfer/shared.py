@@ -68,8 +68,9 @@ def share(*arrays: Table) -> tuple[Table, ...]:
         for view, array in zip(views, arrays, strict=True):
             view[...] = array
         address = memory.ctypes.data
-        _known[address] = _Known(end, arena.fd)
-        weakref.finalize(arena.mapping, _forget, address, arena.fd)
+        fd, arena.fd = arena.fd, -1  # the map's from here on: the arena must not close it
+        _known[address] = _Known(end, fd)
+        weakref.finalize(arena.mapping, _forget, address, fd)
     for view in views:
         view.flags.writeable = False
     return tuple(views)
