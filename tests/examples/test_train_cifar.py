@@ -1,0 +1,75 @@
+"""examples/train_cifar.py on made-up CIFAR files: killed in mid-epoch and continued, the same weights."""
+
+import numpy as np
+import pytest
+
+from tests.helpers import python
+
+pytest.importorskip("torch")
+
+IMAGES, BATCH, EPOCHS = 200, 16, 2
+STEPS = IMAGES // BATCH  # of an epoch: drop_last
+
+# As the shell does it.
+RUN = "from examples.train_cifar import main; import sys; main(sys.argv[1:])"
+
+# The process is killed between writing the checkpoint of step 20, in the second epoch, and putting
+# it into its place: that of step 15 is what is left.
+KILLED = """
+import os, signal, sys
+from examples import train_cifar as example
+put, count = os.replace, 0
+def replace(*names):
+    global count
+    if str(names[1]).endswith("run.pt"):
+        count += 1
+        if count == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+    put(*names)
+os.replace = replace
+example.main(sys.argv[1:])
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder with CIFAR-10's five files, of 40 images each."""
+    root = tmp_path_factory.mktemp("cifar")
+    draw = np.random.default_rng(3)
+    for i in range(1, 6):
+        records = draw.integers(0, 256, (IMAGES // 5, 3073), dtype=np.uint8)
+        records[:, 0] %= 10
+        (root / f"data_batch_{i}.bin").write_bytes(records.tobytes())
+    return root
+
+
+def train(data, *more, code=RUN, **sets):
+    sets = {"dataset.root": data, "loader.batch_size": BATCH, "loader.num_workers": 0} | sets
+    overrides = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
+    arguments = ["configs/cifar10.toml", *overrides, "--epochs", EPOCHS, "--device", "cpu", *more]
+    # One thread: several spin where others want the processors too.
+    return python(code, *arguments, check=code == RUN, env={"OMP_NUM_THREADS": "1"})
+
+
+def digests(done):
+    """(batches, weights), the last two lines."""
+    lines = done.stdout.splitlines()[-2:]
+    assert [line.split()[0] for line in lines] == ["batches", "weights"]
+    return [line.split()[1] for line in lines]
+
+
+def test_killed_while_saving_and_continued_with_other_workers_it_ends_in_the_same_weights(
+    data, tmp_path
+):
+    want = digests(train(data))
+    checkpoint = tmp_path / "run.pt"
+    saving = ("--checkpoint", checkpoint, "--every", 5)
+    killed = train(data, *saving, code=KILLED, **{"loader.num_workers": 2})
+    assert killed.returncode == -9, killed.stderr
+    assert "weights" not in killed.stdout
+    resumed = train(data, *saving, **{"loader.num_workers": 1, "loader.worker_method": "thread"})
+    assert "resumed at step 15, epoch 1" in resumed.stdout
+    assert digests(resumed) == want
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run.pt"]
+    # Another seed ends elsewhere, so the digests say something.
+    assert all(a != b for a, b in zip(digests(train(data, seed=8)), want, strict=True))
