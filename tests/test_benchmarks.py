@@ -68,3 +68,14 @@ def test_a_state_after_nine_tenths_gives_the_next_batch(tmp_path):
 @pytest.mark.parametrize("option", ["--help"])
 def test_the_runner_starts_without_any_package(option):
     assert "--peers" in run("run.py", option)
+
+
+def test_the_cost_of_a_dropout_call_is_measured(tmp_path):
+    pytest.importorskip("torch")
+    target = tmp_path / "dropout.json"
+    out = run("dropout_overhead.py", "--quick", "--rounds", 1, "--out", target)
+    assert "most: " in out
+    body = json.loads(target.read_text())
+    assert len(body["rows"]) == 12
+    assert all(row["ours_us"] > 0 and row["torch_us"] > 0 for row in body["rows"])
+    assert body["machine"]["versions"]["torch"]
