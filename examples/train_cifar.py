@@ -88,7 +88,9 @@ def train(config: pipeline.Config, epochs: int, device: Any, checkpoint: Path | 
     """Train to the end of `epochs` epochs, from the checkpoint if there is one, and print the digests."""
     feeder = pipeline.to_device(pipeline.from_config(config), device)
     with feeder:
-        saved = torch.load(checkpoint, map_location="cpu") if checkpoint and checkpoint.exists() else {}
+        saved = (
+            torch.load(checkpoint, map_location="cpu") if checkpoint and checkpoint.exists() else {}
+        )
         if saved:
             feeder.load_state_dict(saved["loader"])
         print(rng.torch.manual_seed(feeder.seed))  # of the configuration, or of the saved run

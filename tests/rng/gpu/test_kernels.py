@@ -158,7 +158,7 @@ def by_reference(x, p, first, step=3):
 def test_dropout_equals_the_reference(gpu, dtype, p):
     t, scale = reference.threshold(p), float(reference.scale_of(p))
     for n in SIZES:
-        for columns, row in ((n, 3), (8, 1 << 30)):
+        for columns, row in ((n, 3), (8, (1 << 32) - 1)):
             x = torch.linspace(-2, 2, n).to(dtype)
             x[::7] = float("inf") if p else 1.0
             x[3::7] = float("nan") if p else 2.0
@@ -173,7 +173,7 @@ def test_dropout_equals_the_reference(gpu, dtype, p):
 @pytest.mark.parametrize("p", [0.1, 1.0])
 def test_masks_equal_the_reference(gpu, p):
     for n in SIZES:
-        for columns, row in ((n, 3), (8, 1 << 30)):
+        for columns, row in ((n, 3), (8, (1 << 32) - 1)):
             out = torch.full(((n + 7) // 8,), 0xAA, dtype=torch.uint8)
             cell = torch.tensor([3, row])
             gpu.mask(out, cell, n, columns, reference.threshold(p), layer_key(), 1024)

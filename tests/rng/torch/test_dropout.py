@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from rng.torch import Dropout, DropoutState, bind, dropout, dropout_mask, masks  # noqa: E402
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
-inductor = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own imports
 
 
 @pytest.fixture(params=["numba", "torch"])
@@ -58,6 +57,16 @@ def test_equals_the_reference(way, dtype, shape, p, row):
     assert (reference.unpack(packed.numpy(), x.numel()) == keep.ravel()).all()
     assert packed.numel() == (x.numel() + 7) // 8
     assert x.numel() % 8 == 0 or int(packed[-1]) >> x.numel() % 8 == 0
+
+
+def test_the_counter_carries_at_2_to_the_32(way):
+    row = (1 << 32) - 1  # of 8 columns: the last block before the carry
+    x = torch.linspace(-3, 3, 24).reshape(3, 8)
+    keep = kept(24, 0.5, first=8 * row)
+    assert len({keep[a : a + 8].tobytes() for a in (0, 8, 16)}) == 3
+    state = DropoutState(seed=42, step=3, first_row=row)
+    assert ((dropout(x, 0.5, state, "fc1") != 0).numpy().ravel() == keep).all()
+    assert (reference.unpack(dropout_mask(x.shape, 0.5, state, "fc1").numpy(), 24) == keep).all()
 
 
 def test_large_tensors_are_shared_among_threads():
@@ -214,8 +223,8 @@ def test_meta_and_fake_tensors():
         assert dropout_mask((3, 5), 0.5, state, "a").shape == (2,)
 
 
-@inductor
-def test_compiled_equals_eager_also_backward():
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own imports
+def test_compiled_equals_eager_also_backward(inductor):
     state = DropoutState(7, step=2, first_row=3)
     bits = []
 
@@ -238,8 +247,8 @@ def test_compiled_equals_eager_also_backward():
     assert not torch.equal(bits[0][0], bits[1][0])
 
 
-@inductor
-def test_a_compiled_pass_refuses_a_state_that_moved():
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own imports
+def test_a_compiled_pass_refuses_a_state_that_moved(inductor):
     state = DropoutState(7)
     step = torch.compile(lambda x: dropout(x, 0.3, state, "a") * 2, fullgraph=True)
     out = step(torch.randn(5, 77, requires_grad=True))

@@ -158,7 +158,7 @@ def test_meta_and_fake_tensors_are_left_alone():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own imports
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_compiled_equals_eager(dtype):
+def test_compiled_equals_eager(inductor, dtype):
     source = here()
 
     def make(x):

@@ -61,6 +61,18 @@ def test_equals_rng_init_whole_and_in_boxes(way, kind, dtype):
         )
 
 
+def test_constants():
+    for make, value in (
+        (partial(init.constant_, val=0.3), 0.3),
+        (init.zeros_, 0.0),
+        (init.ones_, 1.0),
+    ):
+        for dtype in (*DTYPES, torch.int64):
+            x = torch.full((3, 2), 7, dtype=dtype)
+            assert make(x, seed=1, name="w") is x
+            assert torch.equal(x, torch.full((3, 2), value).to(dtype))
+
+
 def test_a_thousand_rows_by_any_number_of_ranks(way):
     whole = reference.normal((1000, 777), 1, "w")
     assert not (whole == reference.normal((1000, 777), 1, "v")).all()

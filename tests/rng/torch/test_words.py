@@ -37,7 +37,7 @@ def test_a_stream_of_words_equals_the_reference_from_any_word_on(start, first, n
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own imports
-def test_compiled_words_equal_eager_ones():
+def test_compiled_words_equal_eager_ones(inductor):
     def make(x):
         return torch.stack(words.philox4x32((x, x + 1, 12, 7), PARTS), 1) + words.words(
             (1 << 32) - 3, 1, 4 * x.numel(), 12, 7, PARTS, x.device
