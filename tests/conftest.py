@@ -8,6 +8,11 @@ import pytest
 
 from tests.helpers import descendants, wait_until
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Before torch is imported: where several processes test, threads of OpenMP that spin for each other
+    # make its small operations ten times slower.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # The same examples in every run, and no timing: other tests run beside these.
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("same")

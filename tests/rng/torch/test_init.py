@@ -70,7 +70,7 @@ def test_constants():
         for dtype in (*DTYPES, torch.int64):
             x = torch.full((3, 2), 7, dtype=dtype)
             assert make(x, seed=1, name="w") is x
-            assert torch.equal(x, torch.full((3, 2), value).to(dtype))
+            assert torch.equal(x, torch.full((3, 2), value, dtype=torch.float64).to(dtype))
 
 
 def test_a_thousand_rows_by_any_number_of_ranks(way):
