@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: demo test test-long lint bench bench-peers bench-report bench-scale clean
+.PHONY: demo test test-long test-integrations lint bench bench-peers bench-report bench-scale clean
 
 $(STAMP): pyproject.toml setup.py pipeline/datasets/region.c
 	$(PYTHON) -c "import sys; sys.exit('samebatch needs Python 3.11 or newer, this is ' + sys.version.split()[0]) if sys.version_info < (3, 11) else None"
@@ -21,6 +21,18 @@ test: $(STAMP)
 
 test-long: $(STAMP)
 	$(BIN)/python -m pytest -n 2
+
+# Against the real trainers and JAX, on the processor, in an environment of their own. torch comes first
+# and alone: its build for processors where pip finds one, before others ask for any torch.
+INTEGRATIONS ?= .venv-integrations
+test-integrations: $(INTEGRATIONS)/.installed
+	$(INTEGRATIONS)/bin/python -m pytest tests/integrations -n 2
+
+$(INTEGRATIONS)/.installed: pyproject.toml setup.py
+	$(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[demo,dev,integrations]"
+	touch $@
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -45,4 +57,4 @@ bench-scale: $(STAMP)
 	PYTHONPATH=. $(BIN)/python benchmarks/scale.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEGRATIONS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

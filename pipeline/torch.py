@@ -456,6 +456,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._stale = self.world_size > 1
         return True
 
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, value: bool) -> None:
+        """`Accelerator.prepare` marks what it returns; of ours it has asked before that."""
+
     def _gradient_state(self) -> Any:
         if not self._prepared or "accelerate" not in sys.modules:
             return None

@@ -516,6 +516,13 @@ def test_skip_first_batches_reads_nothing_of_what_it_skips():
     assert len(values(loader)) == 10
 
 
+def test_what_accelerate_asks_and_marks_is_taken():
+    loader = numbers(5)
+    assert loader._is_accelerate_prepared is True
+    loader._is_accelerate_prepared = True  # Accelerator.prepare's last word, since 1.15
+    assert flat(values(loader)) == [0, 1, 2, 3, 4]
+
+
 def test_a_loader_can_be_sent_to_another_process():
     with numbers(17, batch_size=4, shuffle=True, num_workers=1) as loader:
         batches = iter(loader)
