@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: demo test test-long test-integrations lint bench bench-peers bench-report bench-scale clean
+.PHONY: demo test test-long test-integrations lint bench bench-peers bench-report bench-scale gpu-check clean
 
 $(STAMP): pyproject.toml setup.py pipeline/datasets/region.c
 	$(PYTHON) -c "import sys; sys.exit('samebatch needs Python 3.11 or newer, this is ' + sys.version.split()[0]) if sys.version_info < (3, 11) else None"
@@ -55,6 +55,12 @@ bench-report:
 
 bench-scale: $(STAMP)
 	PYTHONPATH=. $(BIN)/python benchmarks/scale.py
+
+# On a machine with a CUDA device, with the python that has torch for it: make gpu-check PYTHON=...
+# Elsewhere it says so and does nothing.
+GPU ?=
+gpu-check:
+	PYTHONPATH=. $(PYTHON) benchmarks/gpu_check.py $(GPU)
 
 clean:
 	rm -rf $(VENV) $(INTEGRATIONS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
