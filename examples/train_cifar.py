@@ -86,14 +86,14 @@ def weights_digest(model: nn.Module) -> str:
 # ---------------------------------------------------------------- the run
 def train(config: pipeline.Config, epochs: int, device: Any, checkpoint: Path | None, every: int):
     """Train to the end of `epochs` epochs, from the checkpoint if there is one, and print the digests."""
-    feeder = pipeline.to_device(pipeline.from_config(config), device)
-    with feeder:
-        saved = (
-            torch.load(checkpoint, map_location="cpu") if checkpoint and checkpoint.exists() else {}
-        )
-        if saved:
-            feeder.load_state_dict(saved["loader"])
-        print(rng.torch.manual_seed(feeder.seed))  # of the configuration, or of the saved run
+    loader = pipeline.from_config(config)
+    saved = {}
+    if checkpoint and checkpoint.exists():
+        saved = torch.load(checkpoint, map_location="cpu")
+        loader.load_state_dict(saved["loader"])
+    # Before anything touches the GPU; the seed is the configuration's, or that of the saved run.
+    print(rng.torch.manual_seed(loader.seed))
+    with pipeline.to_device(loader, device) as feeder:
         model, dropout = build(feeder, feeder.device)
         optimizer = torch.optim.SGD(
             model.parameters(), LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY

@@ -1,4 +1,5 @@
 import copy
+import pickle
 from itertools import pairwise
 
 import numpy as np
@@ -347,6 +348,18 @@ def test_bind_names_the_layers_by_their_path():
     x = torch.randn(4, 6)
     assert torch.equal(model(x), twin(x))
     assert torch.equal(model.eval()(x), twin.eval()(x))
+
+
+def test_a_pickled_model_has_its_state_once():
+    model = Net()
+    state = bind(model, DropoutState(7, step=3, first_row=2))
+    other = pickle.loads(pickle.dumps(model))
+    assert other.drop.state is other.dropout_state
+    assert (other.dropout_state.step, other.dropout_state.first_row) == (3, 2)
+    x = torch.randn(4, 6)
+    assert torch.equal(model(x), other(x))
+    state.advance()
+    assert other.dropout_state.step == 3
 
 
 def test_a_checkpoint_of_the_model_holds_the_step():

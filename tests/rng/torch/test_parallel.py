@@ -17,8 +17,14 @@ from rng.torch import Dropout, DropoutState, bind, init  # noqa: E402
 ROWS, STEPS = 6, 2
 
 
-def build(first_row):
-    model = nn.Sequential(nn.Linear(5, 9), nn.ReLU(), Dropout(0.5), nn.Linear(9, 3))
+def build(first_row, sharded=False):
+    with torch.device("meta" if sharded else "cpu"):
+        model = nn.Sequential(nn.Linear(5, 9), nn.ReLU(), Dropout(0.5), nn.Linear(9, 3))
+    if sharded:  # 9 and 3 rows over two processes
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model[0])
+        fully_shard(model)
     state = bind(model, DropoutState(7, first_row=first_row))
     init.materialize(model, 7)
     with torch.no_grad():  # small whole numbers: sums are exact, so their order does not count
@@ -35,7 +41,8 @@ def train(model, state, x, wrapped=None):
         out.sum().backward()
         outs.append(out.detach())
         state.advance()
-    return outs, [p.grad for p in model.parameters()]
+    grads = [p.grad for p in model.parameters()]
+    return outs, [g.full_tensor() if hasattr(g, "full_tensor") else g for g in grads]
 
 
 def batch():
@@ -48,15 +55,17 @@ from tests.rng.torch import test_parallel as t
 rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
 rows = t.ROWS // 2
+mine = t.batch()[rank * rows : (rank + 1) * rows]
 model, state = t.build(rank * rows)
 wrapped = torch.nn.parallel.DistributedDataParallel(model)
-torch.save(t.train(model, state, t.batch()[rank * rows : (rank + 1) * rows], wrapped), f"{folder}/{rank}.pt")
+found = [t.train(model, state, mine, wrapped), t.train(*t.build(rank * rows, sharded=True), mine)]
+torch.save(found, f"{folder}/{rank}.pt")
 dist.barrier()
 dist.destroy_process_group()
 """
 
 
-def test_two_processes_equal_one(tmp_path):
+def test_two_processes_equal_one_with_copies_and_with_shards_of_the_weights(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ranks = []
     try:
@@ -72,8 +81,10 @@ def test_two_processes_equal_one(tmp_path):
             process.wait()
     outs, grads = train(*build(0), batch())
     parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    for step, out in enumerate(outs):
-        assert torch.equal(torch.cat([part[0][step] for part in parts]), out)
-    for i, grad in enumerate(grads):  # the mean of the ranks' sums
-        assert torch.equal(parts[0][1][i] * 2, grad)
-        assert torch.equal(parts[1][1][i] * 2, grad)
+    for way in range(2):  # DistributedDataParallel, FSDP
+        of_rank = [part[way] for part in parts]
+        for step, out in enumerate(outs):
+            assert torch.equal(torch.cat([found[0][step] for found in of_rank]), out)
+        for i, grad in enumerate(grads):  # the mean of the ranks' sums
+            assert torch.equal(of_rank[0][1][i] * 2, grad)
+            assert torch.equal(of_rank[1][1][i] * 2, grad)
