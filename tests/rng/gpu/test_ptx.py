@@ -27,7 +27,7 @@ def texts():
 
 
 def test_nothing_on_the_value_path_depends_on_a_compiler(texts):
-    assert len(texts) == 40
+    assert len(texts) == 59
     for name, text in texts.items():
         adds = re.findall(r"\b(?:add|sub|fma|mad|div|rcp|ex2|lg2|sqrt)\.[\w.]*f(?:16|32)\w*", text)
         assert not adds, (name, adds)
@@ -42,6 +42,14 @@ def test_only_shifted_numbers_are_added_and_in_float64(texts):
         }
         allowed = {"add.rn.f64", "add.f64", "cvt.f64.f32", "cvt.rn.f32.f64"}
         assert wide <= (allowed if name.endswith("shifted") else set()), (name, wide)
+
+
+def test_what_is_launched_compiles_to_machine_code_and_moves_sixteen_bytes_where_it_can(texts):
+    launched = {name: text for name, text in texts.items() if "launched" in name}
+    assert len(launched) == 19
+    for name, text in launched.items():
+        if " dense " in name and "mask" not in name:
+            assert re.search(r"st\.global\.v[24]\.b(32|64)", text), name
 
 
 def test_a_thread_moves_sixteen_bytes_at_once(texts):
