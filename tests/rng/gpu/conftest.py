@@ -7,15 +7,16 @@ import sys
 import pytest
 
 collect_ignore = ["compile_ptx.py"]  # a script; it imports rng.gpu
-_READY = (
-    importlib.util.find_spec("triton") is not None and importlib.util.find_spec("torch") is not None
-)
-if _READY:
+_MISSING = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
+_WHY = f"needs {' and '.join(_MISSING)}" if _MISSING else ""
+_LATE = "triton" in sys.modules
+if not _MISSING:
     import torch
 
-    # Where there is a device, its own kernels must stay usable: `make gpu-check` checks them there.
-    _READY = "triton" not in sys.modules and not torch.cuda.is_available()
-if _READY:
+    if torch.cuda.is_available():
+        # Its own kernels must stay usable: `make gpu-check` checks them there.
+        _WHY = "this machine has CUDA: make gpu-check"
+if not _WHY and not _LATE:
     os.environ["TRITON_INTERPRET"] = "1"
     import triton  # noqa: F401
 
@@ -25,14 +26,18 @@ if _READY:
 @pytest.fixture
 def gpu(monkeypatch):
     """rng.gpu in Triton's interpreter, with a cast to bfloat16 that rounds as devices do."""
-    if not _READY:
-        pytest.skip("needs torch and Triton, no CUDA device, and to be the first to import Triton")
+    if _WHY:
+        pytest.skip(_WHY)
     import ml_dtypes
     import numpy as np
     from triton.runtime import interpreter
 
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # read at each decoration and cast
     from rng import gpu
+
+    # Errors and no skips: nobody would see that no kernel is tested.
+    assert not _LATE, "something imported Triton before this directory was collected"
+    assert type(gpu.fill_kernel).__name__ == "InterpretedFunction", "something imported rng.gpu"
 
     cast = interpreter._convert_float
 
