@@ -144,6 +144,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         )  # as given
         self._prepared = False  # by Accelerate
         self._stale = False
+        self._drawn_alone: int | None = None  # a seed that no other rank has been asked about
         self.end_of_dataloader, self.remainder = False, -1
         self._install()
 
@@ -157,6 +158,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._distributed = source.distributed
         rank, world, self._ranks_from = self._choose_ranks(source, iterable)
         seed, fixed = (old.core.seed, True) if old else self._choose_seed(source, world)
+        if old and world > 1 and seed is not None and seed == self._drawn_alone:
+            seed = _agree(seed)  # made before there was a process group: each rank has its own
         core = loaders.DataLoader(
             dataset,
             batch_size=source.batch_size,
@@ -269,6 +272,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             mine = int.from_bytes(os.urandom(8), "little")
         if world > 1:
             mine = _agree(mine)
+        else:
+            self._drawn_alone = mine
         _log.info("seed %d (0x%016x), torch's or drawn from the operating system", mine, mine)
         return mine, False
 
