@@ -2,9 +2,12 @@
 
 Twice: from types written down here, and from calls of the functions that launch them, which Triton binds to types
 and specialises as it does before a launch, and compiles to machine code (Triton brings ptxas), but does not start.
+
+With an argument, such as gfx942: the assembly for that AMD device, of the types written down.
 """
 
 import json
+import sys
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -34,8 +37,10 @@ def ptx(kernel, capability, constants, **types):
         constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
-    target = GPUTarget("cuda", capability, 32)
-    return compile(source, target, {"num_warps": 4, "enable_fp_fusion": False}).asm["ptx"]
+    amd = isinstance(capability, str)
+    target = GPUTarget("hip", capability, 64) if amd else GPUTarget("cuda", capability, 32)
+    made = compile(source, target, {"num_warps": 4, "enable_fp_fusion": False})
+    return made.asm["amdgcn" if amd else "ptx"]
 
 
 def fills(capability):
@@ -158,10 +163,14 @@ def _calls():
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        wanted = [(arch, (fills, masks)) for arch in sys.argv[1:]]
+    else:
+        wanted = [(80, (fills, masks)), (90, (fills, masks, launched))]
     texts = {
-        f"sm_{capability} {name}": text
-        for capability, makes in ((80, (fills, masks)), (90, (fills, masks, launched)))
+        f"{'' if isinstance(arch, str) else 'sm_'}{arch} {name}": text
+        for arch, makes in wanted
         for make in makes
-        for name, text in make(capability)
+        for name, text in make(arch)
     }
     print(json.dumps(texts))

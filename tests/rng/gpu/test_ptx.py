@@ -12,18 +12,22 @@ import pytest
 from tests.helpers import ROOT
 
 
+def compiled(*arguments):
+    """{name: text} of compile_ptx.py."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(ROOT)
+    command = [sys.executable, str(Path(__file__).with_name("compile_ptx.py")), *arguments]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout)
+
+
 @pytest.fixture(scope="module")
 def texts():
     """{name: PTX} of all kernels, for sm_80 and sm_90."""
+    pytest.importorskip("torch")
     pytest.importorskip("triton")
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(ROOT)
-    script = Path(__file__).with_name("compile_ptx.py")
-    run = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    return json.loads(run.stdout)
+    return compiled()
 
 
 def test_nothing_on_the_value_path_depends_on_a_compiler(texts):
@@ -58,3 +62,19 @@ def test_a_thread_moves_sixteen_bytes_at_once(texts):
             assert "mask" in name or "st.global.v4.b32" in text, name
         if "dropout" in name and "aligned" in name:
             assert "ld.global.v4.b32" in text, name
+
+
+@pytest.mark.slow
+def test_for_amd_nothing_is_added_or_approximated_either():
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    texts = compiled("gfx942")
+    assert len(texts) == 20
+    # v_fma_mixlo_f16 is a product that is rounded to float16: nothing is added (the assembler's 0).
+    exact = re.compile(r"v_(cvt|pk_mul|mul|min|max|cmp_\w+|pack|add_f64|fma_mix(lo|hi)_f16)_?\w*")
+    for name, text in texts.items():
+        found = set(re.findall(r"\bv_\w*f(?:16|32|64)\w*", text))
+        assert all(exact.fullmatch(op) for op in found), (name, found)
+        assert name.endswith("shifted") or not any("f64" in op for op in found), (name, found)
+        for line in re.findall(r"v_fma_mix.*", text):
+            assert re.search(r", 0( op_sel|$)", line), (name, line)
