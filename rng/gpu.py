@@ -107,9 +107,11 @@ def _inverse(w, table):
     e = (bits >> 23) - 127
     y = x << (31 - e).to(tl.uint32)
     row = table + 4 * (16 * e + ((y >> 27) & 15).to(tl.int32))
+    row = row.to(tl.pointer_type(tl.int64), bitcast=True)  # two loads a row, not four
     t = ((y << 5) >> 1).to(tl.int64)
-    c0, c1 = tl.load(row), tl.load(row + 1)
-    c2, c3 = tl.load(row + 2), tl.load(row + 3)
+    left, right = tl.load(row), tl.load(row + 1)
+    c0, c1 = left.to(tl.int32), (left >> 32).to(tl.int32)
+    c2, c3 = right.to(tl.int32), (right >> 32).to(tl.int32)
     a = c2 + ((c3.to(tl.int64) * t) >> 32).to(tl.int32)
     a = c1 + ((a.to(tl.int64) * t) >> 32).to(tl.int32)
     z = c0 + ((a.to(tl.int64) * t) >> 34).to(tl.int32)
