@@ -4,6 +4,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
+# The tests of rng.torch and pipeline.torch need torch, and its kernels' tests Triton, which run without a
+# GPU. `make test TORCH=` does without both: those tests are skipped.
+TORCH ?= torch==2.13.0
+TRITON ?= $(if $(TORCH),triton==3.7.1)
 
 .PHONY: demo test test-long test-integrations lint bench bench-peers bench-report bench-scale gpu-check clean
 
@@ -13,13 +17,19 @@ $(STAMP): pyproject.toml setup.py pipeline/datasets/region.c
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[demo,dev]"
 	touch $(STAMP)
 
+# torch comes alone: with others pip may take a build of it for GPUs, several GB.
+$(STAMP)-tests: $(STAMP)
+	$(if $(TORCH),$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH))
+	$(if $(TRITON),$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TRITON))
+	touch $@
+
 demo: $(STAMP)
 	$(BIN)/samebatch demo
 
-test: $(STAMP)
+test: $(STAMP)-tests
 	$(BIN)/python -m pytest -m "not slow" -n 2
 
-test-long: $(STAMP)
+test-long: $(STAMP)-tests
 	$(BIN)/python -m pytest -n 2
 
 # Against the real trainers and JAX, on the processor, in an environment of their own. torch comes first

@@ -101,8 +101,11 @@ class Arena:
             self.fd = -1
 
     def __del__(self) -> None:
-        if getattr(self, "fd", -1) >= 0:  # its owner was interrupted before it could close it
-            os.close(self.fd)
+        # Its owner was interrupted before it could close it; or both are garbage of one cycle, and the
+        # owner, collected after this, closes it too.
+        fd, self.fd = getattr(self, "fd", -1), -1
+        if fd >= 0:
+            os.close(fd)
 
     def __enter__(self) -> Self:
         return self

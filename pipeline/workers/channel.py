@@ -10,6 +10,7 @@ import hmac
 import json
 import secrets
 import sys
+import time
 import weakref
 from dataclasses import asdict
 from typing import Any
@@ -53,11 +54,11 @@ class Inbox:
 
     def receive(self, timeout_s: float = 0.0) -> Report | None:
         """Return the next report, or None if none comes within `timeout_s`."""
-        while self._socket.poll(int(timeout_s * 1000), zmq.POLLIN):
+        deadline = time.monotonic() + timeout_s
+        while self._socket.poll(max(0, int(1000 * (deadline - time.monotonic()))), zmq.POLLIN):
             parts = self._socket.recv_multipart()
             if len(parts) == 2 and hmac.compare_digest(parts[0], self.secret.encode()):
                 return Report(**json.loads(parts[1]))
-            timeout_s = 0.0
         return None
 
     def close(self) -> None:

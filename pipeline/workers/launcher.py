@@ -29,6 +29,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_MS = 500
 MAX_MESSAGE_NBYTES = 1 << 16
+MAX_FDS = 16  # of one request: the arena, the payload, regions, the tables that are lent
 
 
 def main(argv: list[str]) -> None:
@@ -64,7 +65,7 @@ def _serve(sock: socket.socket, method: str) -> None:
                     os.read(wake_r, 4096)
                 continue
             try:
-                data, fds, _flags, _address = socket.recv_fds(sock, MAX_MESSAGE_NBYTES, 16)
+                data, fds, _flags, _address = socket.recv_fds(sock, MAX_MESSAGE_NBYTES, MAX_FDS)
             except ConnectionResetError:  # the parent left messages unread
                 data, fds = b"", []
             if not data:

@@ -27,7 +27,7 @@ from pipeline.transfer.station import Attached, TransferStation
 from pipeline.workers import entry, payload
 from pipeline.workers.channel import Inbox
 from pipeline.workers.health import stack_of_process, stack_of_thread
-from pipeline.workers.launcher import MAX_MESSAGE_NBYTES
+from pipeline.workers.launcher import MAX_FDS, MAX_MESSAGE_NBYTES
 from pipeline.workers.process import PreprocessWorker, describe_error
 from pipeline.workers.protocol import Report
 
@@ -264,7 +264,9 @@ class ProcessPool:
             fds = [self._station.arena.fd, self._carried.fd]
             if self._station.regions is not None:
                 fds.append(self._station.regions.fd)
-            self._launcher.start(request, fds + [one.fd for one in self._lent])
+            fds += [one.fd for one in self._lent]
+            assert len(fds) <= MAX_FDS
+            self._launcher.start(request, fds)
         except BaseException:
             self._wanted.discard(worker)
             raise
