@@ -38,6 +38,7 @@ DATASETS: dict[str, Callable[..., Any]] = {
     "cifar10": datasets.CIFAR10,
     "cifar100": datasets.CIFAR100,
     "image_folder": datasets.ImageFolder,
+    "token_windows": datasets.TokenWindows,
 }
 TRANSFORMS: dict[str, Callable[..., Any]] = {
     name: kind
@@ -93,8 +94,8 @@ class LoaderConfig:
     rank: AtLeast0 | None = None
     world_size: AtLeast1 | None = None
     tail: Literal["short", "even", "trim", "drop", "pad"] | None = None
-    on_error: Literal["raise"] = "raise"
-    output: Literal["numpy", "torch"] = "numpy"
+    on_error: Literal["raise", "skip", "substitute"] = "raise"
+    output: Literal["numpy", "torch", "jax"] = "numpy"
     audit: str | os.PathLike[str] | None = None
     audit_bytes: Literal["some", "all"] | None = None
 

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
+import numpy as np
+
 from pipeline.errors import ConfigError
 
 
@@ -87,6 +89,8 @@ def convert(value: Any, wanted: Any) -> Any:
     elif origin is os.PathLike or wanted is os.PathLike:
         _require(isinstance(value, os.PathLike))
         return os.fspath(value)
+    elif origin is np.ndarray:
+        _require(isinstance(value, np.ndarray))
     elif wanted is type(None):
         _require(value is None)
     return value
@@ -135,8 +139,8 @@ def expected(wanted: Any) -> str:
         return "[" + ", ".join(expected(arm) for arm in args) + "]"
     if origin in (tuple, list, Sequence):
         return f"a list, each {expected(args[0])}"
-    if origin is os.PathLike:
-        return ""  # stands beside str
+    if origin in (os.PathLike, np.ndarray):
+        return ""  # stands beside str, and no file can hold an array
     return _NAMES.get(wanted, "a value")
 
 

@@ -479,6 +479,16 @@ def test_each_config_builds_its_dataset_from_files_of_its_format(tmp_path):
         assert (image.dtype, label) == (np.uint8, 3)
 
 
+def test_tokens_are_read_from_a_config(tmp_path):
+    np.save(tmp_path / "tokens.npy", np.arange(100, dtype=np.uint16))
+    text = '[dataset]\nkind = "token_windows"\nwindow = 8\ntargets = true\n[loader]\non_error = "skip"\n'
+    config = load_config(text, {"dataset.source": str(tmp_path / "tokens.npy")})
+    windows = build_dataset(config)
+    assert [part.tolist() for part in windows[1]] == [[*range(8, 16)], [*range(9, 17)]]
+    assert config.loader_kwargs()["on_error"] == "skip"
+    assert "dataset.window" in str(refused({"dataset.windw": 3}, text))
+
+
 @pytest.mark.parametrize("name", ["mnist", "cifar10", "imagefolder"])
 def test_a_config_whose_files_are_missing_says_where_it_looked(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
