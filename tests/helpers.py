@@ -65,6 +65,11 @@ def _listdir(path):
         return []
 
 
+def complaints(text):
+    """Lines of standard error, without what is said once on a fresh machine."""
+    return [line for line in text.splitlines() if "compiling kernels" not in line]
+
+
 def python(code, *arguments, stdin=None, check=True, timeout=120, **options):
     """Run code in a fresh interpreter at the repository's root; return the finished process."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}

@@ -82,7 +82,9 @@ def test_restarts_and_the_counts_of_dead_workers_are_kept(launcher):
         next(iterator)
         for _ in range(2):
             assert wait_until(lambda: any(map(runs, loader.worker_pids())), 30)
-            os.kill(next(filter(runs, loader.worker_pids())), signal.SIGKILL)
+            killed = next(filter(runs, loader.worker_pids()))
+            os.kill(killed, signal.SIGKILL)
+            assert wait_until(lambda pid=killed: not runs(pid), 30)  # or it would be killed twice
             next(iterator)
         rest = sum(1 for _ in iterator)
         stats = loader.stats()
