@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.helpers import ROOT
 
-LAST = 16
+LAST = 28
 HERE = Path(__file__).parent
 
 
