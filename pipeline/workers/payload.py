@@ -90,7 +90,8 @@ def pack(obj: Any, lent: list[Lent] | None = None) -> Arena:
         raise ConfigError(
             f"{_culprit(obj)} cannot be sent to worker processes: {type(e).__name__}: {e}",
             do="open files, locks and handles when they are first used (in __getitem__), not in "
-            "the constructor; or use num_workers=0 or worker_method='thread'",
+            "the constructor; or use num_workers=0. With worker_method='thread' all workers would share "
+            "it: an open file has one position, and they would read at each other's",
         ) from e
     arena = Arena.create(
         max(made.nbytes, 1), "dataset", "a dataset of memory-mapped files is not copied"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.helpers import ROOT
 
-LAST = 28
+LAST = 39
 HERE = Path(__file__).parent
 
 
