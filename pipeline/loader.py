@@ -626,12 +626,16 @@ class DataLoader:
     def _cover(self, one: Pass) -> None:
         """Keep account of single positions: some beyond the offset may be delivered already."""
         if self.world_size == 1:
-            self._mine = np.arange(one.offset, one.plan.length, dtype=np.uint64)
+            self._mine = range(one.offset, one.plan.length)  # takes no memory, however long
         else:
             self._mine = one.plan.all_positions(one.offset)
-        self._coverage = done = Coverage(0, self._resumed_ahead_places(self._mine))
+        self._coverage = done = Coverage(0, self._resumed_ahead_places())
         if done.ahead or done.prefix:
-            left = self._mine[done.missing(len(self._mine))]
+            left = done.missing(len(self._mine))
+            if isinstance(self._mine, range):
+                left = left.astype(np.uint64) + np.uint64(self._mine.start)
+            else:
+                left = self._mine[left]
             if self._tail == "drop":
                 left = left[: len(left) // self._full * self._full]
             one.left = left
@@ -639,10 +643,21 @@ class DataLoader:
     def _make_pass(self, epoch: int, offset: int, plan: Plan, order: Order) -> Pass:
         return Pass(epoch, self._phase(epoch), offset, plan, order, self.split, self._seed)
 
-    def _resumed_ahead_places(self, mine: np.ndarray) -> list[tuple[int, int]]:
+    _mine: np.ndarray | range = range(0)  # this rank's positions of the pass, in fast mode
+
+    def _places(self, positions: Any) -> np.ndarray:
+        """Return where positions stand among this rank's."""
+        if isinstance(self._mine, range):
+            first, end = self._mine.start, self._mine.stop
+            places = np.clip(np.asarray(positions, np.uint64), first, max(first, end))
+            return (places - np.uint64(first)).astype(np.int64)
+        found: np.ndarray = np.searchsorted(self._mine, positions)
+        return found
+
+    def _resumed_ahead_places(self) -> list[tuple[int, int]]:
         ranges = []
         for lo, hi in self._resumed_ahead:
-            a, b = np.searchsorted(mine, [lo, hi]).tolist()
+            a, b = self._places([lo, hi]).tolist()
             if b > a:
                 ranges.append((a, b))
         return ranges
@@ -774,7 +789,7 @@ class DataLoader:
                 self._offset = int(covered[-1]) + 1
             return
         done = self._coverage
-        done.add(np.searchsorted(self._mine, covered))
+        done.add(self._places(covered))
         if self.world_size == 1:
             self._offset = one.offset + done.prefix
         elif done.prefix == len(self._mine):
@@ -788,6 +803,9 @@ class DataLoader:
         if self._coverage is None:
             return ()
         done = self._coverage
+        if isinstance(self._mine, range):
+            first = self._mine.start
+            return tuple((first + lo, first + hi) for lo, hi in done.ahead)
         places = [(0, done.prefix), *done.ahead]
         ranges = []
         for lo, hi in places:

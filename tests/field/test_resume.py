@@ -210,6 +210,17 @@ def test_h025_a_state_of_fast_mode_is_small_too():
             assert len(json.dumps(loader.state_dict())) < 4096
 
 
+def test_h025_a_pass_of_fast_mode_needs_no_memory_for_the_samples_of_an_endless_set():
+    how = {"mode": "fast", "order": "random_access", "num_workers": 2, **THREADS}
+    with make(Syn(1 << 40), **how) as loader:  # a number for each would be 8 TiB
+        found = walk(loader, steps=4)
+        state = cases.copied(loader.state_dict())
+        assert len(json.dumps(state)) < 4096
+    assert len({i for _, i, _ in found}) == 4 * BATCH
+    covered = set(range(state["offset"])).union(*(range(a, b) for a, b in state.get("ahead", [])))
+    assert covered == {p for p, _, _ in found}
+
+
 def test_h025_a_state_of_another_version_is_refused():
     with make(Syn(64)) as loader:
         state = loader.state_dict()

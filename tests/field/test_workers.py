@@ -88,7 +88,7 @@ print(found == {{expected}})
 """
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_h030_loaders_start_beside_busy_threads_kernels_and_sockets(rounds):
     assert python(BUSY_PARENT.format(rounds=rounds)).stdout.strip() == "True"
 
