@@ -237,15 +237,25 @@ def sample_error(
         f"sample {failure.sample_id} ({datasets.describe(recipe.dataset, failure.sample_id)}) "
         f"failed in {failure.stage}: {name.removeprefix('builtins.')}: {message}",
         where=f"{one.locate(failure.position)} {who}".rstrip(),
-        do=f"make it alone to see the error again: loader.sample_at({one.epoch}, "
-        f"{failure.position}), or samebatch replay CONFIG --epoch {one.epoch} --position "
-        f"{failure.position} --set seed={one.seed}; repair or remove the sample",
+        do=f"{_again(failure, one)} --set seed={one.seed}; repair or remove the sample",
         sample_id=failure.sample_id,
         position=failure.position,
         stage=failure.stage,
         type=name,
         epoch=one.epoch,
         seed=one.seed,
+    )
+
+
+def _again(failure: SampleFailure, one: Pass) -> str:
+    """Return the calls that show a failure again: of one sample, or of all that it went together with."""
+    what, call, option, number = "it alone", "sample_at", "position", failure.position
+    if failure.stage == "collate":
+        what, call, option = "its batch", "batch_at", "step"
+        number = one.plan.step_of(failure.position)
+    return (
+        f"make {what} to see the error again: loader.{call}({one.epoch}, {number}), or "
+        f"samebatch replay CONFIG --epoch {one.epoch} --{option} {number}"
     )
 
 

@@ -72,6 +72,10 @@ class Plan:
         """Return how many samples all ranks have had after `step` (0-based) of such a pass."""
         return min(self.length, offset + (step + 1) * self.global_batch)
 
+    def step_of(self, position: int) -> int:
+        """Return the step of a whole phase whose batches, of all ranks, hold a position."""
+        return position // self.global_batch
+
     def ends_at(self, offset: int) -> bool:
         """Return whether a pass is over at `offset`."""
         return self.steps(offset) == 0
@@ -126,6 +130,10 @@ class Cuts(Plan):
     def steps(self, offset: int = 0) -> int:
         """Return the number of batches from `offset` to the end."""
         return len(self.bounds) - 1 - self._at(offset)
+
+    def step_of(self, position: int) -> int:
+        """Return the batch of a whole phase that holds a position."""
+        return bisect.bisect_right(self.bounds, position) - 1
 
     def _at(self, offset: int) -> int:
         """Return the batch that `offset` lies in or begins; empty ones there are over."""

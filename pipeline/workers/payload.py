@@ -8,11 +8,13 @@ one of them writes. Memory-mapped arrays travel as (file, offset), never as thei
 """
 
 import contextlib
+import functools
 import logging
 import mmap
 import os
 import pickle
 import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -181,15 +183,8 @@ def _write(fd: int, offset: int, data: memoryview) -> None:
 def _culprit(obj: Any) -> str:
     """Return which part of a payload does not pickle, as precisely as can be told."""
     found, path = obj, "the work"
-    for _ in range(6):
-        parts: dict[str, Any] = {}
-        if isinstance(found, dict):
-            parts = {str(k): v for k, v in found.items()}
-        elif isinstance(found, list | tuple):
-            parts = {str(i): v for i, v in enumerate(found)}
-        elif hasattr(found, "__dict__"):
-            parts = dict(vars(found))
-        for name, part in parts.items():
+    for _ in range(8):
+        for name, part in _parts(found).items():
             try:
                 cloudpickle.dumps(part)
             except Exception:
@@ -198,3 +193,22 @@ def _culprit(obj: Any) -> str:
         else:
             break
     return f"{path} ({type(found).__qualname__})"
+
+
+def _parts(obj: Any) -> dict[str, Any]:
+    """Return what an object holds that would be pickled with it, by name."""
+    if isinstance(obj, dict):
+        return {str(k): v for k, v in obj.items()}
+    if isinstance(obj, list | tuple):
+        return {str(i): v for i, v in enumerate(obj)}
+    if isinstance(obj, types.MethodType):
+        return {"__self__": obj.__self__}
+    if isinstance(obj, functools.partial):
+        return {"func": obj.func, "args": obj.args, "keywords": obj.keywords}
+    if isinstance(obj, types.FunctionType):
+        found = dict(vars(obj))
+        for name, cell in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # nothing was assigned to it yet
+                found[name] = cell.cell_contents
+        return found
+    return dict(vars(obj)) if hasattr(obj, "__dict__") else {}
