@@ -23,6 +23,7 @@ from numba import njit
 from numba.core import event
 from numba.core.caching import FunctionCache
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.runtime import rtsys
 
 _log = logging.getLogger("samebatch")
 _PACKAGES = ("rng", "pipeline")
@@ -33,6 +34,7 @@ _IMPORT = re.compile(
 )
 _FunctionCache: Any = FunctionCache  # numba's methods carry no types
 _event: Any = event
+_runtime: Any = rtsys
 _compiler_lock: Any = global_compiler_lock
 
 
@@ -138,7 +140,11 @@ class _Cache(_FunctionCache):  # type: ignore[misc]
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         self._stamp()
         try:
-            return super().load_overload(sig, target_context)
+            # numba's own method first fills the tables of what a compiler knows: 0.2 s of the start of
+            # each process. Code that is read back calls nothing but numba's runtime; where something
+            # is compiled, the compiler fills them.
+            _runtime.initialize(target_context)
+            return self._load_overload(sig, target_context)
         except Exception as e:  # unpickling garbage can raise anything
             _log.info("the kernel cache of %s cannot be read (%r): compiling again", self._name, e)
             return None
