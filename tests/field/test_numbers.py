@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.helpers import ROOT
 
-LAST = 39
+LAST = 78
 HERE = Path(__file__).parent
 
 
