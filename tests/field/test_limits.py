@@ -29,16 +29,16 @@ def _first_batch(n, **options):
 
 def test_h073_an_order_is_four_bytes_a_sample_and_no_python_objects():
     _first_batch(1000)  # kernels are loaded once
-    n = 4_000_000
+    n = 16_000_000
     most, objects = _first_batch(n)
-    assert most < 4 * n * 1.25 + (1 << 20)
+    assert most < 4 * n * 1.25 + (1 << 24)
     assert objects < 10_000
 
 
 def test_h073_an_order_by_random_access_takes_no_memory_however_long():
     _first_batch(1000, order="random_access")
     most, objects = _first_batch(10**12, order="random_access")
-    assert most < 1 << 20
+    assert most < 1 << 24  # loading a kernel takes some, an order would take 4 TB
     assert objects < 10_000
 
 
