@@ -305,6 +305,7 @@ class DataLoader:
         self._last_stats: Stats | None = None
         self.last: BatchInfo | None = None
         self.failures: list[Failure] = []
+        self._failed_before = 0  # failures before the state that was loaded
         whole = audit_bytes == "all" or (audit_bytes is None and not self._long_in_bulk())
         self._audit = audits.AuditLog(audit, whole) if audit is not None else None
         self.digest = audits.Digest(whole=whole) if audit is not None else None
@@ -663,6 +664,9 @@ class DataLoader:
         return ranges
 
     def _probe(self, one: Pass) -> None:
+        """Learn the fields of a sample from one that is made here."""
+        if self.on_error != "raise" and not self._iterable and self._probe_fixed():
+            return
         ids, positions, _ = one.work(0)
         if not len(ids):  # a rank without a sample of its own still needs the fields
             positions = np.array([one.offset], np.uint64)
@@ -676,6 +680,25 @@ class DataLoader:
                 raise sample_error(self._recipe, e, one, who) from e.__cause__
         self._recipe.adopt(self._here())
         self._probe_ns = time.perf_counter_ns() - began
+
+    def _probe_fixed(self) -> bool:
+        """Learn the fields from the dataset's first sample that can be made.
+
+        Where samples that are unlike are left out or replaced, what they are compared with must not
+        depend on where a pass begins, or on the rank.
+        """
+        began = time.perf_counter_ns()
+        for sample_id in range(min(self._length, _MOST_PROBES)):
+            try:
+                self._here().probe(sample_id, sample_id, 0)
+            except SampleFailure as e:
+                if not isinstance(e.__cause__, Exception):
+                    raise
+            else:
+                self._recipe.adopt(self._here())
+                self._probe_ns = time.perf_counter_ns() - began
+                return True
+        return False
 
     def _probe_another(self, one: Pass) -> bool:
         """Learn the fields from any sample that can be made; broken ones are dealt with later."""
@@ -958,7 +981,8 @@ class DataLoader:
             return Batch(arrays, ids, positions, real, step)
         batch = finished(recipe, arrays, ids, positions, real, one, step, made.status, made)
         if not len(batch.ids):
-            raise IndexError(f"step {step} holds no sample: the data end before it")
+            why = f"all {len(ids)} were left out" if batch.failures else "the data end before it"
+            raise IndexError(f"step {step} holds no sample: {why}")
         return batch
 
     def explain(
@@ -1054,7 +1078,10 @@ class DataLoader:
             overridden=self._overridden,
             listed=self._listed_so_far() if self._sampled and (offset or ahead) else None,
             on_error=self.on_error if self.on_error != "raise" else None,
-            failures=len(self.failures) or None,
+            # Where there are several ranks, each sees its own; states are the same on all of them.
+            failures=(self._failed_before + len(self.failures) or None)
+            if self.world_size == 1
+            else None,
         )
 
     def _chain_at(self, epoch: int, offset: int, ahead: Any) -> tuple[str, ...]:
@@ -1153,6 +1180,7 @@ class DataLoader:
             self._orders = {}
         self._epoch, self._offset, self._fresh = loaded.epoch, loaded.offset, True
         self._resumed_ahead, self._listed = loaded.ahead, loaded.listed
+        self._failed_before, self.failures = loaded.failures or 0, []
         self._following = None
         if self.digest is not None:
             self.digest = audits.Digest(*loaded.audit)

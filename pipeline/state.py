@@ -113,7 +113,7 @@ class State:
         for name in ("split", "mode", "order", "streams", "dataset", "transforms"):
             if not isinstance(values[name], str):
                 raise StateError(f"damaged state: {name} is {values[name]!r}, expected text")
-        for name in ("rank", "world_size"):
+        for name in ("rank", "world_size", "failures"):
             if values.get(name) is not None and not _whole(values[name]):
                 raise StateError(f"damaged state: {name} is {values[name]!r}, expected an int")
         values["ahead"] = _ranges(values.get("ahead", ()))

@@ -619,3 +619,67 @@ def test_containers_are_kept_in_whole_batches_too():
         assert type(b) is Point
         assert b.x.shape == (4, 2)
         assert b.name == ["p0", "p1", "p2", "p3"]
+
+
+class Unlike:
+    """Some samples have another shape than the first."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, i):
+        return np.full(3 if i in (3, 5, 7, 8) else 2, i)
+
+
+def _first_numbers(batches):
+    return [batch[:, 0].tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("policy", ["skip", "substitute"])
+def test_what_samples_are_compared_with_does_not_depend_on_where_a_pass_begins(policy):
+    def loader(**how):
+        return DataLoader(Unlike(), 3, shuffle=True, seed=1, on_error=policy, **how)
+
+    whole = _first_numbers(loader())
+    assert all(set(batch).isdisjoint((3, 5, 7, 8)) for batch in whole)
+    first = loader()
+    iterator = iter(first)
+    states = []
+    for _ in range(2):
+        next(iterator)
+        states.append(first.state_dict())
+    for steps, state in enumerate(states, 1):
+        resumed = loader()
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        assert _first_numbers([resumed.batch_at(0, steps)]) == whole[steps : steps + 1]
+        assert _first_numbers(resumed) == whole[steps:]
+    if policy == "substitute":
+        ranks = [_first_numbers(loader(rank=r, world_size=2)) for r in range(2)]
+        assert [a + b for a, b in zip(*ranks, strict=True)] == [
+            whole[k] + whole[k + 1] for k in range(0, 4, 2)
+        ]
+
+
+def test_the_count_of_failures_goes_on_after_a_resume():
+    def loader():
+        return DataLoader(Broken(), 4, seed=1, on_error="skip")
+
+    first = loader()
+    iterator = iter(first)
+    next(iterator)
+    state = first.state_dict()
+    rest = list(iterator)
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    iterator = iter(resumed)
+    for _ in rest[:2]:
+        next(iterator)
+    again = loader()
+    iterator = iter(again)
+    for _ in range(3):
+        next(iterator)
+    assert resumed.state_dict() == again.state_dict()
+    with pytest.raises(StateError, match="failures"):
+        loader().load_state_dict({**state, "failures": -5})
