@@ -166,6 +166,16 @@ def fill_rows(out: torch.Tensor, what: Draw, place: Place, pitch: int | None = N
         _by_triton(out, what, place, pitch)
     else:
         _by_torch(out, what, place, pitch)
+    changed(out)
+
+
+def changed(x: torch.Tensor) -> None:
+    """Tell autograd that a tensor has other values: kernels write past it, so it would not notice.
+
+    A backward pass that needs the old ones raises then, as after torch's own operations in place.
+    """
+    if not (torch.compiler.is_compiling() or x.is_inference()):
+        torch.autograd.graph.increment_version(x)
 
 
 def is_plain(x: torch.Tensor) -> bool:

@@ -170,7 +170,7 @@ def orthogonal_(
                 whole = host.orthogonal(sizes, seed, name, gain, dtype=np.float64)
             piece = whole[tuple(slice(a, b) for a, b in ranges)]
             part.copy_(torch.from_numpy(np.ascontiguousarray(piece)))
-    return tensor
+    return _changed(tensor)
 
 
 # ---------------------------------------------------------------- constants
@@ -186,7 +186,7 @@ def constant_(
     _dtype(tensor)
     with torch.no_grad():
         _local(tensor).fill_(val)
-    return tensor
+    return _changed(tensor)
 
 
 def zeros_(
@@ -221,7 +221,8 @@ def materialize(
         The model. Buffers that were not on the meta device keep their values.
 
     Raises:
-        ValueError: parameters or buffers without a rule (named), before anything is changed.
+        ValueError: parameters or buffers without a rule; a rule that fits nothing in the model, be it a pattern,
+            a type or a name in a type's rule; two parameters of one name. Before anything is changed.
 
     >>> model = torch.nn.Linear(4, 3, device="meta")
     >>> materialize(model, seed=7).weight.device.type
@@ -256,6 +257,13 @@ def _fill(
         for part, sizes, ranges in _parts(tensor, size, box):
             if part.numel() and not part.is_meta:
                 _fill_box(part, what, key, sizes, ranges)
+    return _changed(tensor)
+
+
+def _changed(tensor: torch.Tensor) -> torch.Tensor:
+    """Tell autograd of a DTensor's new values: its version is not that of its part here."""
+    if hasattr(tensor, "to_local"):
+        fill.changed(tensor)
     return tensor
 
 

@@ -6,7 +6,9 @@ The rules at the end are torch's `reset_parameters` of its layers, with values k
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -26,7 +28,9 @@ def materialize(
 ) -> nn.Module:
     """Give every parameter of a model its value by its name: see `rng.torch.init.materialize`."""
     seed = address.check_seed(seed)
+    _check_rules(model, rules or {})
     wanted = list(_tensors(model))
+    _check_names([name for name, *_ in wanted])
     chosen = {name: _rule(rules or {}, name, leaf, module) for name, leaf, module, _ in wanted}
     missing = [name for name, rule in chosen.items() if rule is None]
     if missing:
@@ -76,6 +80,55 @@ def _allocate(model: nn.Module, device: torch.device | str | None) -> None:
     for (module, leaf), *others in shared.values():
         for other, same in others:
             other._parameters[same] = module._parameters[leaf]
+
+
+def _check_names(names: list[str]) -> None:
+    """Refuse two parameters of one name: they would have equal values."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(
+            f"two parameters have the name {', '.join(twice)}, so they would have equal values; expected "
+            "names that differ without the parts of wrappers (_orig_mod, module ...)"
+        )
+
+
+def _check_rules(model: nn.Module, rules: Mapping[Any, Any]) -> None:
+    """Refuse a rule that fits nothing: a misspelt one would leave torch's default in force, unseen.
+
+    Parameters that are None (bias=False) and buffers with memory count: the same rules serve a model with
+    and without them.
+    """
+    modules = list(model.named_modules())
+    names = [
+        qualified(f"{path}.{leaf}" if path else leaf)
+        for path, module in modules
+        for leaf in (*module._parameters, *module._buffers)
+    ]
+    for pattern, rule in rules.items():
+        if isinstance(pattern, str):
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ValueError(
+                    f"rule {pattern!r} fits no parameter of the model{_nearest(pattern, names)}"
+                )
+            continue
+        fits = [module for _, module in modules if isinstance(module, pattern)]
+        if not fits:
+            kinds = {type(module).__name__ for _, module in modules}
+            near = _nearest(getattr(pattern, "__name__", ""), kinds)
+            raise ValueError(f"rule {pattern!r} fits no module of the model{near}")
+        tables = [rule] if isinstance(rule, Mapping) else [rule(module) for module in fits]
+        own = {leaf for module in fits for leaf in (*module._parameters, *module._buffers)}
+        for leaf in dict.fromkeys(leaf for table in tables for leaf in table):
+            if leaf not in own:
+                raise ValueError(
+                    f"rule {pattern!r}: {leaf!r} is no parameter of such a module in the model"
+                    f"{_nearest(leaf, own)}"
+                )
+
+
+def _nearest(given: str, names: Iterable[str]) -> str:
+    near = get_close_matches(str(given), sorted(names), 1, 0.4)
+    return f"; nearest: {near[0]!r}" if near else ""
 
 
 def _rule(rules: Mapping[Any, Any], name: str, leaf: str, module: nn.Module) -> Initialiser | None:

@@ -187,3 +187,18 @@ def test_what_does_not_fit_raises():
     ):
         with pytest.raises(kind, match=text):
             call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_autograd_notices_a_fill(way, dtype):
+    for name in (*DRAWS, "bernoulli"):
+        for part in (slice(None), slice(1, 3)):  # whole, and by a view
+            x = torch.ones(5, dtype=dtype, requires_grad=True)
+            y = x * 1
+            loss = (y * y).sum()
+            getattr(fill, name + "_")(y[part], here())
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+    with torch.inference_mode():
+        y = fill.normal_(torch.empty(5, dtype=dtype), here())
+    assert y.is_inference()

@@ -112,6 +112,9 @@ def test_dtensors_on_any_mesh_hold_the_same_global_tensor(dtype):
                     want = split(make(torch.empty(size, dtype=dtype)))
                     got = make(split(torch.zeros(size, dtype=dtype)))
                     assert torch.equal(got.to_local(), want.to_local())
+                    before = got._version
+                    make(got)
+                    assert got._version > before  # the DTensor's own, which autograd looks at
         finally:
             dist.destroy_process_group()
 
@@ -158,6 +161,54 @@ def test_rules_come_first_and_what_has_none_is_named():
     with pytest.raises(ValueError, match="no rule for scale"):
         init.materialize(strange, 7)
     assert strange.weight.is_meta
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "zeros_"])
+def test_autograd_notices_new_values(way, kind):
+    x = torch.ones(4, 3, requires_grad=True)
+    y = x * 1
+    loss = (y * y).sum()
+    getattr(init, kind)(y, seed=1, name="w")
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize(
+    ("rules", "text"),
+    [
+        ({"nosuch.*": init.zeros_}, r"'nosuch\.\*' fits no parameter"),
+        ({"0.wieght": init.zeros_}, "'0.wieght' fits no parameter .* nearest: '0.weight'"),
+        ({nn.Linear: {"wieght": init.zeros_}}, "'wieght' is no parameter .* nearest: 'weight'"),
+        ({nn.Linear: lambda _: {"wieght": init.zeros_}}, "'wieght' is no parameter"),
+        ({nn.Conv2d: {"weight": init.zeros_}}, "Conv2d.* fits no module"),
+        ({(nn.Conv1d, nn.Conv2d): {"weight": init.zeros_}}, "fits no module"),
+    ],
+    ids=["pattern", "misspelt", "own-name", "function", "type", "types"],
+)
+def test_rules_that_fit_nothing_are_refused_before_anything_is_changed(rules, text):
+    model = nn.Sequential(nn.Linear(3, 2, device="meta"), nn.ReLU())
+    with pytest.raises(ValueError, match=text):
+        init.materialize(model, 7, {"*.bias": init.ones_, **rules})
+    assert all(p.is_meta for p in model.parameters())
+
+
+def test_rules_may_name_what_a_model_has_not_this_time():
+    rules = {"*.bias": init.zeros_, nn.Linear: {"bias": init.ones_}, "*.running_mean": init.ones_}
+    model = nn.Sequential(nn.Linear(3, 2, bias=False), nn.BatchNorm1d(2))
+    init.materialize(model, 7, rules)
+    assert not model[1].running_mean.any()  # a buffer that has memory keeps its values
+
+
+def test_parameters_whose_names_differ_by_a_wrapper_alone_are_refused():
+    model = nn.Module()
+    model.a = nn.Linear(3, 2, device="meta")
+    model.module = nn.Module()
+    model.module.a = nn.Linear(3, 2, device="meta")
+    with pytest.raises(ValueError, match=r"two parameters have the name a\.weight, a\.bias"):
+        init.materialize(model, 7)
+    assert model.a.weight.is_meta
+    model.module.a = model.a  # one layer, shared: one value
+    init.materialize(model, 7)
 
 
 def test_what_does_not_fit_raises():
