@@ -23,7 +23,7 @@ from numba import njit
 from numba.core import event
 from numba.core.caching import FunctionCache
 from numba.core.compiler_lock import global_compiler_lock
-from numba.core.runtime import rtsys
+from numba.core.runtime import nrt
 
 _log = logging.getLogger("samebatch")
 _PACKAGES = ("rng", "pipeline")
@@ -34,7 +34,7 @@ _IMPORT = re.compile(
 )
 _FunctionCache: Any = FunctionCache  # numba's methods carry no types
 _event: Any = event
-_runtime: Any = rtsys
+_runtime: Any = nrt.rtsys
 _compiler_lock: Any = global_compiler_lock
 
 
