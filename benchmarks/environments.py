@@ -18,7 +18,7 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "spdl": (*_COMMON, "spdl"),
     "grain": (*_COMMON, "grain"),
     "dali": (*_COMMON, "nvidia-dali-cuda130"),
-    "ffcv": (*_COMMON, _TORCH, "ffcv"),
+    "ffcv": (*_COMMON, "pillow", _TORCH, "ffcv"),
     "streaming": ("numba", "opencv-python-headless", _TORCH, "mosaicml-streaming"),
     "litdata": (*_COMMON, _TORCH, "litdata"),
     "webdataset": (*_COMMON, _TORCH, "webdataset"),
