@@ -133,18 +133,30 @@ def train(config: pipeline.Config, epochs: int, device: Any, checkpoint: Path | 
         print(f"batches {seen.chain}\nweights {weights_digest(model)}")
 
 
+def at_least_1(text: str) -> int:
+    """Return a number of the command line."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, got {text!r}")
+    return int(text)
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("config", help="a TOML file, such as configs/cifar10.toml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
                         help="override a key of the file")  # fmt: skip
-    parser.add_argument("--epochs", type=int, help="in all (default: the file's run.epochs)")
+    parser.add_argument("--epochs", type=at_least_1, help="in all (default: the file's run.epochs)")
     parser.add_argument("--device", help="cpu, cuda ... (default: cuda where there is one)")
     parser.add_argument("--checkpoint", type=Path, help="resume from this file, and save to it")
-    parser.add_argument("--every", type=int, default=100, help="steps from one saving to the next")
+    parser.add_argument("--every", type=at_least_1, default=100, help="steps from one saving to the next")
     options = parser.parse_args(arguments)
+    # Now, and not after the first hundred steps.
+    if options.checkpoint and not options.checkpoint.absolute().parent.is_dir():
+        parser.error(f"--checkpoint: no directory {options.checkpoint.parent}; make it first")
+    if options.checkpoint and options.checkpoint.is_dir():
+        parser.error(f"--checkpoint: {options.checkpoint} is a directory; expected a file's name")
     config = pipeline.load_config(options.config, dict(map(parse_override, options.set)))
-    epochs = options.epochs or config.run.epochs
+    epochs = config.run.epochs if options.epochs is None else options.epochs
     train(config, epochs, options.device, options.checkpoint, options.every)
 
 

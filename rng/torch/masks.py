@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 
 from rng import address
 from rng import dropout as masks
@@ -104,16 +105,21 @@ def apply(x: torch.Tensor, limit: int, cell: torch.Tensor, key: int) -> torch.Te
     out: torch.Tensor
     if torch.compiler.is_compiling():
         out = _InGraph.apply(x, cell, _signed(key), limit)
+    elif torch._C._are_functorch_transforms_active():
+        out = _Transformed.apply(x, cell, _signed(key), limit)
     elif is_plain(x):
-        if x.requires_grad and torch.is_grad_enabled():
+        if (x.requires_grad and torch.is_grad_enabled()) or _is_dual(x):
             out = _Plain.apply(x, cell, _signed(key), limit)
         else:
             out = _by_numba(x, cell, key, limit)
-    elif torch._C._are_functorch_transforms_active():
-        out = _Transformed.apply(x, cell, _signed(key), limit)
     else:
         out = torch.ops.samebatch.dropout(x, cell, _signed(key), limit)
     return out
+
+
+def _is_dual(x: torch.Tensor) -> bool:
+    """Return whether a tensor has a tangent of forward-mode differentiation."""
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
 
 
 def _signed(key: int) -> int:
@@ -162,6 +168,12 @@ class _Dropout(torch.autograd.Function):
                 "another mask; expected: forward, backward, then state.advance() or state.seek()"
             )
         return apply(grad, limit, cell, key & address.M64), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, *_: Any) -> torch.Tensor:
+        """Return dropout of the tangent: dropout is linear."""
+        cell, key, limit = ctx.address
+        return apply(tangent, limit, cell, key & address.M64)
 
 
 class _Plain(_Dropout):
@@ -339,7 +351,9 @@ def _keep(cell: torch.Tensor, n: int, columns: int, key: int, limit: int) -> tor
     blocks = (n + 7) // 8 + (0 if aligned else 1)
     at = torch.arange(blocks, dtype=torch.int64, device=cell.device) + (base >> 3)
     parts = (key & address.M32, key >> 32 & address.M32)
-    w = torch.stack(philox4x32((at & address.M32, at >> 32, cell[0], _SITE), parts), 1)
+    w = torch.stack(
+        philox4x32((at & address.M32, at >> 32, cell[0] & address.M32, _SITE), parts), 1
+    )
     lanes = torch.stack((w & 0xFFFF, w >> 16), 2).reshape(-1)
     if aligned:
         return lanes[:n] >= limit

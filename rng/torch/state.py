@@ -14,6 +14,7 @@ import torch
 from rng import address, generator
 
 _STEPS = 1 << 32
+_WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class DropoutState(torch.nn.Module):
@@ -62,7 +63,10 @@ class DropoutState(torch.nn.Module):
 
     # ------------------------------------------------------------ on the device
     def advance(self) -> None:
-        """Go to the next step, on the device. After the backward pass: it makes the masks again."""
+        """Go to the next step, on the device. After the backward pass: it makes the masks again.
+
+        Step 2**32 has the masks of step 0: a device raises nothing.
+        """
         with torch.no_grad():
             self.cell[:1].add_(1)
 
@@ -70,15 +74,21 @@ class DropoutState(torch.nn.Module):
         """Go to a step, or to another first row (of the next micro-batch, say), on the device.
 
         Args:
-            step: in [0, 2**32), or an int64 tensor of one element, copied on the device without a check.
+            step: in [0, 2**32), or an int64 tensor of one element, copied on the device without a check of
+                its range: masks see its low 32 bits.
             first_row: in [0, 2**63), or such a tensor.
 
         Raises:
-            TypeError, ValueError: a number that is not an int, or out of range.
+            TypeError, ValueError: a number that is not an int, a tensor of another kind, or out of range.
         """
         with torch.no_grad():
             for index, value, check in ((0, step, _step), (1, first_row, _row)):
                 if isinstance(value, torch.Tensor):
+                    if value.dtype not in _WHOLE_NUMBERS:
+                        raise TypeError(
+                            f"{('step', 'first_row')[index]} must be an int or an int64 tensor, got "
+                            f"{value.dtype}"
+                        )
                     self.cell[index : index + 1].copy_(value.reshape(1))
                 elif value is not None:
                     self.cell[index : index + 1].fill_(check(value))

@@ -86,3 +86,23 @@ def test_the_digest_sees_every_number_of_the_model():
     state.advance()
     found.add(example.weights_digest(model))
     assert len(found) == 2 + len(list(model.parameters())) + len(list(model.buffers()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--epochs", "0"], "--epochs: expected a whole number of 1 or more, got '0'"),
+        (["--every", "0"], "--every: expected a whole number of 1 or more, got '0'"),
+        (["--every", "x"], "--every: expected a whole number of 1 or more, got 'x'"),
+        (["--checkpoint", "{}/no/run.pt"], "no directory {}/no"),
+        (["--checkpoint", "{}"], "{} is a directory"),
+    ],
+    ids=["epochs", "every", "word", "no-directory", "directory"],
+)
+def test_arguments_that_cannot_work_are_refused_at_the_start(arguments, text, tmp_path, capsys):
+    from examples import train_cifar as example
+
+    with pytest.raises(SystemExit) as ended:
+        example.main(["no-such-file.toml", *(a.format(tmp_path) for a in arguments)])
+    assert ended.value.code == 2
+    assert text.format(tmp_path) in capsys.readouterr().err

@@ -213,6 +213,47 @@ def test_transformations_of_functions():
     assert torch.equal(grad, dropout(torch.ones(3, 5), 0.5, state, "a"))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own import
+def test_forward_mode_has_the_mask_too(way):
+    from torch.autograd import forward_ad
+
+    state, x, t = DropoutState(seed=42, step=3), torch.randn(3, 8), torch.randn(3, 8)
+    want, want_t = dropout(x, 0.5, state, "fc1"), dropout(t, 0.5, state, "fc1")
+    for leaf in (x, x.clone().requires_grad_()):
+        with forward_ad.dual_level():
+            got = forward_ad.unpack_dual(dropout(forward_ad.make_dual(leaf, t), 0.5, state, "fc1"))
+            assert torch.equal(got.primal, want)
+            assert torch.equal(got.tangent, want_t)
+            assert forward_ad.unpack_dual(dropout(x, 0.5, state, "fc1")).tangent is None
+    one = torch.func.jvp(lambda v: v * dropout(x, 0.5, state, "fc1"), (torch.ones(3, 8),), (t,))
+    assert torch.equal(one[1], t * want)
+    got, got_t = torch.func.jvp(lambda x: dropout(x, 0.5, state, "fc1"), (x,), (t,))
+    assert torch.equal(got, want)
+    assert torch.equal(got_t, want_t)
+
+
+def test_steps_wrap_at_2_to_the_32(way):
+    masks_of = []
+    for step in (2, 2 + (1 << 32)):
+        state = DropoutState(seed=42)
+        state.seek(torch.tensor([step]))
+        found = [dropout(torch.ones(3, 5, dtype=t), 0.5, state, "fc1") for t in DTYPES]
+        masks_of.append([*found, dropout_mask((3, 5), 0.5, state, "fc1")])
+    assert all(map(torch.equal, *masks_of))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bool, torch.complex64], ids=str
+)
+def test_a_state_does_not_seek_what_is_no_whole_number(dtype):
+    state = DropoutState(seed=42, step=3, first_row=4)
+    for name in ("step", "first_row"):
+        with pytest.raises(TypeError, match=f"{name} must be an int or an int64 tensor"):
+            state.seek(**{name: torch.ones(1, dtype=dtype)})
+    state.seek(torch.tensor(5), torch.tensor([6], dtype=torch.int32))
+    assert (state.step, state.first_row) == (5, 6)
+
+
 def test_meta_and_fake_tensors():
     state = DropoutState(1, device="meta")
     assert dropout(torch.empty(3, 5, device="meta"), 0.5, state, "a").is_meta
