@@ -148,7 +148,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--epochs", type=at_least_1, help="in all (default: the file's run.epochs)")
     parser.add_argument("--device", help="cpu, cuda ... (default: cuda where there is one)")
     parser.add_argument("--checkpoint", type=Path, help="resume from this file, and save to it")
-    parser.add_argument("--every", type=at_least_1, default=100, help="steps from one saving to the next")
+    parser.add_argument(
+        "--every", type=at_least_1, default=100, help="steps from one saving to the next"
+    )
     options = parser.parse_args(arguments)
     # Now, and not after the first hundred steps.
     if options.checkpoint and not options.checkpoint.absolute().parent.is_dir():
