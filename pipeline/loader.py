@@ -664,48 +664,36 @@ class DataLoader:
         return ranges
 
     def _probe(self, one: Pass) -> None:
-        """Learn the fields of a sample from one that is made here."""
-        if self.on_error != "raise" and not self._iterable and self._probe_fixed():
-            return
+        """Learn the fields of a sample from one that is made here.
+
+        Where samples that are unlike are left out or replaced, it is the dataset's first that can be
+        made: what they are compared with must not depend on where a pass begins, or on the rank.
+        """
+        began = time.perf_counter_ns()
+        fixed = ((i, i, 0) for i in range(min(self._length, _MOST_PROBES)))
+        if self.on_error == "raise" or self._iterable or not self._probe_any(fixed):
+            self._probe_first(one)
+        self._recipe.adopt(self._here())
+        self._probe_ns = time.perf_counter_ns() - began
+
+    def _probe_first(self, one: Pass) -> None:
         ids, positions, _ = one.work(0)
         if not len(ids):  # a rank without a sample of its own still needs the fields
             positions = np.array([one.offset], np.uint64)
             ids = one.order.ids(positions)
-        began = time.perf_counter_ns()
         try:
             self._here().probe(int(ids[0]), int(positions[0]), one.phase)
         except SampleFailure as e:
-            if self.on_error == "raise" or not self._probe_another(one):
+            # Broken ones are dealt with later.
+            if self.on_error == "raise" or not self._probe_any(_first_of(one)):
                 who = "worker=none (first sample, made alone)"
                 raise sample_error(self._recipe, e, one, who) from e.__cause__
-        self._recipe.adopt(self._here())
-        self._probe_ns = time.perf_counter_ns() - began
 
-    def _probe_fixed(self) -> bool:
-        """Learn the fields from the dataset's first sample that can be made.
-
-        Where samples that are unlike are left out or replaced, what they are compared with must not
-        depend on where a pass begins, or on the rank.
-        """
-        began = time.perf_counter_ns()
-        for sample_id in range(min(self._length, _MOST_PROBES)):
+    def _probe_any(self, candidates: Iterable[tuple[int, int, int]]) -> bool:
+        """Learn the fields from the first (sample id, position, phase) that can be made."""
+        for candidate in candidates:
             try:
-                self._here().probe(sample_id, sample_id, 0)
-            except SampleFailure as e:
-                if not isinstance(e.__cause__, Exception):
-                    raise
-            else:
-                self._recipe.adopt(self._here())
-                self._probe_ns = time.perf_counter_ns() - began
-                return True
-        return False
-
-    def _probe_another(self, one: Pass) -> bool:
-        """Learn the fields from any sample that can be made; broken ones are dealt with later."""
-        for position in range(one.offset, min(one.plan.length, one.offset + _MOST_PROBES)):
-            places = np.array([position], np.uint64)
-            try:
-                self._here().probe(int(one.order.ids(places)[0]), position, one.phase)
+                self._here().probe(*candidate)
             except SampleFailure as e:
                 if not isinstance(e.__cause__, Exception):
                     raise
@@ -1372,6 +1360,13 @@ def from_config(config: Config, dataset: Any = None) -> DataLoader:
     """
     chosen = build_dataset(config) if dataset is None else dataset
     return DataLoader(chosen, transforms=build_transforms(config), **config.loader_kwargs())
+
+
+def _first_of(one: Pass) -> Iterator[tuple[int, int, int]]:
+    """Give (sample id, position, phase) of the first samples of a pass."""
+    for position in range(one.offset, min(one.plan.length, one.offset + _MOST_PROBES)):
+        places = np.array([position], np.uint64)
+        yield int(one.order.ids(places)[0]), position, one.phase
 
 
 def _as_fields(state: State) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 import pipeline
 from pipeline import transforms as T
@@ -96,6 +97,19 @@ def images(n, **size):
     return np.stack([image(i, **size) for i in range(n)])
 
 
+# By EXIF orientation: which transposition stores a picture so that the tag's turn gives it back.
+STORED = {
+    1: None,
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+
+
 class Images:
     """A plain map-style data set."""
 
@@ -117,8 +131,8 @@ class Images:
         return f"{self.n} images"
 
 
-class Slow(Images):
-    """The same images, each after 0 to `most_ms` ms: another time at every call."""
+class Sleeps:
+    """Before a data set: each sample takes 0 to `most_ms` ms, another time at every call."""
 
     def __init__(self, n, most_ms=5.0):
         super().__init__(n)
@@ -127,6 +141,10 @@ class Slow(Images):
     def __getitem__(self, i):
         time.sleep(os.urandom(1)[0] / 255 * self.most_ms / 1000)
         return super().__getitem__(i)
+
+
+class Slow(Sleeps, Images):
+    """The same images, slowly."""
 
 
 class Numbers:

@@ -20,22 +20,14 @@ from rng import address
 from tests import reference
 from tests.field import cases
 from tests.field.cases import Syn, fp, fp_of, make, syn
-from tests.helpers import ROOT, python, walk
+from tests.helpers import ROOT, Sleeps, python, walk
 
 pytestmark = pytest.mark.usefixtures("launcher")
 THREADS = {"worker_method": "thread"}
 
 
-class Sleepy(Syn):
-    """Items that take 0 to `most_ms` ms, another time at every call."""
-
-    def __init__(self, n, most_ms=5.0):
-        super().__init__(n)
-        self.most_ms = most_ms
-
-    def __getitem__(self, i):
-        time.sleep(os.urandom(1)[0] / 255 * self.most_ms / 1000)
-        return super().__getitem__(i)
+class Sleepy(Sleeps, Syn):
+    """The cases' items, slowly."""
 
 
 # ---------------------------------------------------------------- generators of the process

@@ -11,7 +11,7 @@ from PIL import Image
 
 from pipeline import SampleError, datasets
 from pipeline import transforms as T
-from tests.helpers import make, walk
+from tests.helpers import STORED, make, walk
 
 pytestmark = pytest.mark.usefixtures("launcher")
 WORKERS = [{}, {"num_workers": 4}, {"num_workers": 3, "worker_method": "thread"}]
@@ -142,18 +142,6 @@ def test_h046_cmyk_has_the_right_colours(folder):
         with make(data, transforms=[T.RandomHorizontalFlip()], **how) as loader:
             passes.append(walk(loader))
     assert passes[0] == passes[1] == passes[2]
-
-
-STORED = {
-    1: None,
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_90,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_270,
-}
 
 
 def test_h047_orientation_is_a_setting_and_part_of_the_digest(folder):

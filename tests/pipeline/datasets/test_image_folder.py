@@ -10,6 +10,7 @@ from PIL import Image
 
 from pipeline import datasets
 from pipeline.errors import ConfigError, DatasetError
+from tests.helpers import STORED
 
 RED, GREEN, WHITE, BLACK = (255, 0, 0), (0, 255, 0), (255, 255, 255), (0, 0, 0)
 
@@ -320,19 +321,6 @@ def test_cmyk_jpegs_have_the_right_colours(tmp_path, colour, marker):
         path.write_bytes(without_adobe_marker(path.read_bytes()))
     image = datasets.ImageFolder(tmp_path)[0][0].astype(int)
     assert abs(image - np.array(colour)).max() <= 6
-
-
-# Which transposition stores a picture so that the tag's turn gives it back.
-STORED = {
-    1: None,
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_90,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_270,
-}
 
 
 def stored(tag):
