@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from pipeline import datasets
 from pipeline.audit import Digest
 from pipeline.errors import SampleError, WorkerError
 from pipeline.made import ENDED, SKIPPED, Failure, Made
-from pipeline.plan import Order, Plan
+from pipeline.plan import Order, Plan, Streamed
 from pipeline.recipe import Recipe, SampleFailure, substitute
 from pipeline.stats import Clock, RingStats, Stats, verdict
 from pipeline.transfer import cells
@@ -46,9 +47,16 @@ _MAX_KILLS = 5  # a chunk that kills so many workers is given up
 _CHUNK_NBYTES = 4 << 20  # most bytes of a bulk chunk; measured: half a batch of 6 MB beats less
 _AHEAD_NBYTES = 16 << 20  # bulk batches made ahead: what stays in the cache until it is consumed
 _CHUNK_NS = 200_000  # of work a chunk of single samples should have
+_HANDOVER_NS = 100_000  # of work in a batch, below which handing it over costs more than making it
+_WEIGHED_STEPS = 8  # … on average over so many batches
+_PRICEY = 4  # workers that take so many times longer are not worth a trial
+_MOST_STEPS = 4096  # from one trial to the next, where they fail
+_TRIES = 5  # of a step of closing that is interrupted
+_TOGETHER = 1 << 14  # positions whose ids are looked up in one call
+_TIMED_STEPS = 16  # the processor's time is asked for at one of so many cheap batches
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # frozen ones take four times as long to make
 class Batch:
     """One delivered batch.
 
@@ -95,8 +103,7 @@ def finished(
 ) -> Batch:
     """Return a batch from what was made: without the slots that stayed empty."""
     beside = made.beside
-    replaced = np.zeros(len(ids), bool)
-    covered = positions[:real]
+    replaced, covered = None, positions[:real]
     ended = False
     if status is not None and status.any():
         replaced = (status > 0) & (status < SKIPPED)
@@ -152,6 +159,15 @@ class Pass:
     delivered: int = 0
     last: int | None = None  # batches, once it is known where data of unknown length ends
 
+    def __post_init__(self) -> None:
+        self._planned = self.plan.steps(self.offset)
+        # Full batches looked up together: the first step, and [steps, batch_size] of both kinds.
+        self._from = 0
+        self._ids: np.ndarray = np.empty((0, 0), np.int64)
+        self._positions: np.ndarray = self._ids
+        self._together = 1
+        self._looks_ahead = not isinstance(self.order, Streamed)  # which tells where it was read to
+
     @property
     def steps(self) -> int:
         """Batches in this pass; too many while it is not known where its data end."""
@@ -159,7 +175,7 @@ class Pass:
             return self.last
         if self.left is not None:
             return -(-len(self.left) // self.plan.batch_size)
-        return self.plan.steps(self.offset)
+        return self._planned
 
     def over(self, offset: int) -> bool:
         """Return whether nothing is left to deliver at `offset`."""
@@ -168,6 +184,25 @@ class Pass:
 
     def work(self, step: int) -> tuple[np.ndarray, np.ndarray, int]:
         """Return (ids, positions, real) of a step."""
+        place = step - self._from
+        if not 0 <= place < len(self._ids) and not self._look_up(step):
+            return self._work(step)
+        place = step - self._from
+        return self._ids[place], self._positions[place], self.plan.batch_size
+
+    def _look_up(self, step: int) -> bool:
+        """Find the samples of the full batches from `step` on, more each time; False if there is none."""
+        if not self._looks_ahead or self.left is not None or step < 0:
+            return False
+        positions = self.plan.full_batches(step, self._together, self.offset)
+        if not len(positions):
+            return False
+        self._from, self._positions = step, positions
+        self._ids = self.order.ids(positions.reshape(-1)).reshape(positions.shape)
+        self._together = min(2 * self._together, max(1, _TOGETHER // self.plan.batch_size))
+        return True
+
+    def _work(self, step: int) -> tuple[np.ndarray, np.ndarray, int]:
         if self.left is not None:
             size = self.plan.batch_size
             positions = self.left[step * size : (step + 1) * size]
@@ -295,7 +330,7 @@ class Inline:
         self._pass: Pass | None = None
         self._step = 0
         self._clock = Clock()
-        self._samples = self._cpu_ns = 0
+        self._samples = self._cpu_ns = self._timed_ns = 0
 
     def begin(self, one: Pass) -> None:
         """Start a pass."""
@@ -310,22 +345,26 @@ class Inline:
         return batch
 
     def _take(self) -> Batch | None:
-        one = self._pass
-        if one is None or self._step >= one.steps:
+        one, step = self._pass, self._step
+        if one is None or step >= one.steps:
             return None
-        ids, positions, real = one.work(self._step)
-        if self._step >= one.steps:
+        ids, positions, real = one.work(step)
+        if step >= one.steps:
             return None
         if not len(ids):
-            self._step += 1
-            return empty_batch(self._recipe, self._step - 1)
+            self._step = step + 1
+            return empty_batch(self._recipe, step)
         buffer = self._ring.acquire()
         assert buffer is not None  # lend() copies before the last one goes
         try:
-            began = time.thread_time_ns()
-            with self._clock.helping():
-                made = self._recipe.fill(self._views[buffer], 0, ids, positions, one.phase)
-            self._cpu_ns += time.thread_time_ns() - began
+            timed = not self._recipe.bulk or not step % _TIMED_STEPS
+            cpu_ns = time.thread_time_ns() if timed else 0
+            began = time.monotonic_ns()
+            made = self._recipe.fill(self._views[buffer], 0, ids, positions, one.phase)
+            passed = self._clock.helped(began)
+            if timed:
+                self._cpu_ns += time.thread_time_ns() - cpu_ns
+                self._timed_ns += passed
             self._samples += len(ids)
         except SampleFailure as e:
             self._ring.release(buffer)
@@ -334,8 +373,7 @@ class Inline:
         except BaseException:
             self._ring.release(buffer)
             raise
-        self._step += 1
-        step = self._step - 1
+        self._step = step + 1
         if made is None:
             return Batch(self._ring.lend(buffer, len(ids)), ids, positions, real, step)
         if made.is_whole:
@@ -362,7 +400,8 @@ class Inline:
         consumer = self._clock.stats(self._samples, float(self._samples > 0))
         buffers, free, lent = self._ring.occupancy
         ring = RingStats(buffers, free, buffers - free - lent, 0, lent, self._ring.copies)
-        bottleneck = verdict(consumer, (), self._cpu_ns / 1e9)
+        cpu_share = self._cpu_ns / max(1, self._timed_ns)
+        bottleneck = verdict(consumer, (), cpu_share * consumer.help_s)
         return Stats("inline", epoch, offset, (), ring, consumer, 0, bottleneck)
 
     def pids(self) -> list[int]:
@@ -433,15 +472,6 @@ class Pooled:
         self.station = TransferStation(
             layout, fast=fast, shared=method != "thread", hint=hint, resting=resting
         )
-        try:
-            self.pool: ProcessPool | ThreadPool = (
-                ThreadPool(self.station, recipe, workers)
-                if method == "thread"
-                else ProcessPool(self.station, recipe, workers, method)
-            )
-        except BaseException:
-            self.station.close()
-            raise
         self.buffers = self.station.ring.span
         self._own = Attached(self.station.views, workers, fast=fast, regions=self.station.regions)
         self._own_reports: list[Report] = []
@@ -457,9 +487,27 @@ class Pooled:
         self._looked_at = time.monotonic()
         self._deadline = math.inf
         self._checked = time.monotonic()
+        self._alone = False  # the consumer makes the batches, and the workers rest
+        self._alone_ns = 0  # of work in one of them, on average
+        self._alone_samples = 0
+        self._weighed = 0, 0  # (samples, ns) of all workers when they were last looked at
+        self._trial = self._trial_steps = _WEIGHED_STEPS  # batches until one, and between two
         self._interrupt: BaseException | None = None
         self._clock = Clock()
-        self._watch = Watch(self.station, self.pool, recipe, workers)
+        pool: ProcessPool | ThreadPool | None = None
+        try:
+            pool = (
+                ThreadPool(self.station, recipe, workers)
+                if method == "thread"
+                else ProcessPool(self.station, recipe, workers, method)
+            )
+            self.pool = pool
+            self._watch = Watch(self.station, pool, recipe, workers)
+        except BaseException:  # Ctrl-C too
+            to_the_end(
+                lambda: pool.close(HURRY_S) if pool is not None else None, self.station.close
+            )
+            raise
 
     def _sample_nbytes(self) -> int:
         assert self._recipe.fields is not None
@@ -541,6 +589,10 @@ class Pooled:
             self._pass = None
             self._steps.clear()
             return None
+        if self._alone and self._next == self._delivered:
+            batch = self._make_alone(one)
+            if batch is not None:
+                return batch
         self._checked = time.monotonic()
         self._deadline = self._checked + self._timeout_s if self._timeout_s else math.inf
         self._feed()
@@ -548,8 +600,9 @@ class Pooled:
             return self.take()
         while not self._steps and self._next < one.steps:
             # Every buffer is still being filled by stragglers of an abandoned pass.
-            with self._clock.waiting():
-                self.station.wait_for_straggler(_PATIENCE_S)
+            began = time.monotonic_ns()
+            self.station.wait_for_straggler(_PATIENCE_S)
+            self._clock.waited(began)
             self._look()
             self._check()
             self._feed()
@@ -561,6 +614,8 @@ class Pooled:
         step, real = self._steps.pop(taken.ticket)
         self._delivered += 1
         self._deaths = 0
+        if self._helps_always():
+            self._weigh()
         self._feed()
         if self.station.regions is None:
             return Batch(taken.arrays, taken.ids, taken.positions, real, step)
@@ -591,9 +646,53 @@ class Pooled:
         whole.failures.sort(key=lambda f: f.position)
         return whole
 
+    # ------------------------------------------------------------ batches that cost next to nothing
+    def _weigh(self) -> None:
+        """Look now and then whether a batch of a native bulk recipe costs less than handing it over.
+
+        Bytes do not depend on who makes them, so the consumer then does, for as long as that is true. It is tried
+        out: what workers take tells little where they compete for the interpreter's lock.
+        """
+        self._trial -= 1
+        if self._trial > 0:
+            return
+        samples, work_ns = self.station.totals()
+        count, spent = samples - self._weighed[0], work_ns - self._weighed[1]
+        self._weighed = samples, work_ns
+        if count > 0 and spent * self._batch_size < count * _PRICEY * _HANDOVER_NS:
+            self._alone, self._alone_ns = True, _HANDOVER_NS // 2
+        self._trial = self._trial_steps
+
+    def _make_alone(self, one: Pass) -> Batch | None:
+        """Return the next batch, made here; None where the workers are better at it."""
+        if time.monotonic() - self._looked_at > _LOOK_S:
+            self._look()
+        step = self._next
+        ids, positions, real = one.work(step)
+        buffer = self.station.ring.acquire() if len(ids) else None
+        if buffer is None:  # a rank without samples, or stragglers in every buffer
+            self._alone = self._alone and not len(ids)
+            return None
+        try:
+            began = time.monotonic_ns()
+            self._recipe.fill(self.station.views.buffers[buffer], 0, ids, positions, one.phase)
+            passed = self._clock.helped(began)
+        except BaseException:
+            self.station.ring.release(buffer)
+            raise
+        self._alone_samples += len(ids)
+        self._alone_ns += (passed - self._alone_ns) // _WEIGHED_STEPS
+        if self._alone_ns >= _HANDOVER_NS:  # dear, or from a slow disk, where workers read ahead
+            self._alone = False
+            self._trial_steps = min(2 * self._trial_steps, _MOST_STEPS)
+        self._next = self._delivered = step + 1
+        return Batch(self.station.ring.lend(buffer, len(ids)), ids, positions, real, step)
+
     def _feed(self) -> None:
         one = self._pass
         assert one is not None
+        if self._alone:
+            return
         while self._next < one.steps and self.station.can_open():
             ids, positions, real = one.work(self._next)
             if self._next >= one.steps:
@@ -636,8 +735,9 @@ class Pooled:
             if state == cells.PENDING:
                 if self._help():
                     continue
-                with self._clock.waiting():
-                    state = self.station.wait(_PATIENCE_S)
+                began = time.monotonic_ns()
+                state = self.station.wait(_PATIENCE_S)
+                self._clock.waited(began)
             if state == cells.READY:
                 return
             if state == cells.BAD:
@@ -663,13 +763,15 @@ class Pooled:
     def _help(self) -> bool:
         if not self._helper.holds and not self._may_help():
             return False
+        began = time.monotonic_ns()
         try:
-            with self._clock.helping():
-                return self._helper.help()
+            return self._helper.help()
         except BaseException:  # Ctrl-C: nobody writes into that chunk any more
             self._helper.drop()
             self.station.recover(self._own.worker)
             raise
+        finally:
+            self._clock.helped(began)
 
     def _may_help(self) -> bool:
         """Helping is safe where no code of the user runs; it pays for cheap samples, and while
@@ -740,7 +842,7 @@ class Pooled:
     def stats(self, epoch: int, offset: int) -> Stats:
         """Return what is going on. Any thread may ask."""
         workers = self._watch.workers()
-        helped = self.station.line(self._own.worker).samples
+        helped = self.station.line(self._own.worker).samples + self._alone_samples
         made = helped + sum(one.samples for one in workers)
         consumer = self._clock.stats(helped, helped / max(made, 1))
         buffers, free, lent = self.station.ring.occupancy
@@ -769,6 +871,22 @@ class Pooled:
         self.station.arena.close()
         if self.station.regions is not None:
             self.station.regions.close()
+
+
+def to_the_end(*steps: Callable[[], None]) -> None:
+    """Run each step to its end. One that is interrupted (Ctrl-C, a handler of the user that raises) is
+    run again, a few times at most; then the interruption is raised.
+    """
+    interruption: BaseException | None = None
+    for step in steps:
+        for _ in range(_TRIES):
+            try:
+                step()
+                break
+            except BaseException as e:
+                interruption = interruption or e
+    if interruption is not None:
+        raise interruption
 
 
 def _divisor(n: int, most: int) -> int:

@@ -22,9 +22,8 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numba
 import numpy as np
@@ -44,6 +43,7 @@ from pipeline.engine import (
     fingerprint_of,
     finished,
     sample_error,
+    to_the_end,
 )
 from pipeline.errors import ConfigError, SampleError, StateError, WorkerError
 from pipeline.explain import Explanation, explained
@@ -81,12 +81,10 @@ _MOST_PROBES = 1000
 _METHODS = {"fork": "fork", "forkserver": "fork", "spawn": "spawn", "thread": "thread"}
 _CLOSE_S = 10.0  # how long `close` waits for another thread to leave the loader
 _EXIT_S = 2.0  # the same at the end of the process
-_TRIES = 5
 _live: "weakref.WeakSet[DataLoader]" = weakref.WeakSet()
 
 
-@dataclass(frozen=True)
-class BatchInfo:
+class BatchInfo(NamedTuple):
     """What the last delivered batch holds.
 
     Attributes:
@@ -94,16 +92,29 @@ class BatchInfo:
         step: its place in the epoch's pass, counted from where the pass began.
         positions: uint64[n], global places in the epoch's order.
         sample_ids: int64[n].
-        valid: bool[n], False for padding (tail="pad" or "even").
-        replaced: bool[n], True where another sample took the place of one that cannot be made.
+        real: how many samples are no padding; they come first.
+        substitutes: `replaced`, or None where there is none.
     """
 
     epoch: int
     step: int
     positions: np.ndarray
     sample_ids: np.ndarray
-    valid: np.ndarray
-    replaced: np.ndarray
+    real: int
+    substitutes: np.ndarray | None = None
+
+    # Made when they are asked for: there is one of these for every batch.
+    @property
+    def valid(self) -> np.ndarray:
+        """bool[n], False for padding (tail="pad" or "even")."""
+        return np.arange(len(self.sample_ids)) < self.real
+
+    @property
+    def replaced(self) -> np.ndarray:
+        """bool[n], True where another sample took the place of one that cannot be made."""
+        if self.substitutes is None:
+            return np.zeros(len(self.sample_ids), bool)
+        return self.substitutes
 
 
 class DataLoader:
@@ -754,16 +765,20 @@ class DataLoader:
                 self._finish(one)
                 raise StopIteration
         delivered = self._deliver(batch)
-        real = np.arange(len(batch.ids)) < batch.real
-        replaced = np.zeros(len(batch.ids), bool) if batch.replaced is None else batch.replaced
         before = self._offset, None if self._coverage is None else self._coverage.copy()
         try:
             self._advance(one, batch)
             if self._audit is not None:
                 self._log_batch(self._audit, one, batch)
-            self.last = BatchInfo(one.epoch, batch.step, batch.positions, batch.ids, real, replaced)
+            info = BatchInfo(
+                one.epoch, batch.step, batch.positions, batch.ids, batch.real, batch.replaced
+            )
+            _set(self, "last", info)
             one.delivered = batch.step + 1
-            self._note(one, batch)
+            if isinstance(one.order, Streamed):
+                one.order.delivered(self._offset)
+            if batch.failures:
+                self._note(one, batch)
         except BaseException:  # it does not reach the user: it was not delivered
             self._offset, self._coverage = before
             raise
@@ -773,8 +788,6 @@ class DataLoader:
 
     def _note(self, one: Pass, batch: Batch) -> None:
         """Keep account of samples that were skipped or replaced, and tell of them."""
-        if isinstance(one.order, Streamed):
-            one.order.delivered(self._offset)
         for failure in batch.failures:
             what = "skipped"
             if failure.replaced_by is not None:
@@ -793,11 +806,12 @@ class DataLoader:
 
     def _advance(self, one: Pass, batch: Batch) -> None:
         """Count what was delivered, not what was made."""
+        if self._coverage is None and not batch.ended:
+            _set(self, "_offset", one.plan.offset_after(batch.step, one.offset))
+            return
         covered = batch.positions[: batch.real] if batch.covered is None else batch.covered
         if self._coverage is None:
-            self._offset = one.plan.offset_after(batch.step, one.offset)
-            if batch.ended:
-                self._offset = int(covered[-1]) + 1
+            self._offset = int(covered[-1]) + 1
             return
         done = self._coverage
         done.add(self._places(covered))
@@ -1373,6 +1387,9 @@ def _as_fields(state: State) -> dict[str, Any]:
     return {name: getattr(state, name) for name in State.__dataclass_fields__}
 
 
+_set = object.__setattr__  # for what changes with every batch: DataLoader's own looks at names
+
+
 # ---------------------------------------------------------------- arguments
 def _choose_seed(seed: int | None, generator: Any) -> tuple[int, bool]:
     """Return (seed, whether the user fixed it)."""
@@ -1505,22 +1522,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def to_the_end(*steps: Callable[[], None]) -> None:
-    """Run each step to its end. One that is interrupted (Ctrl-C, a handler of the user that raises) is
-    run again, a few times at most; then the interruption is raised.
-    """
-    interruption: BaseException | None = None
-    for step in steps:
-        for _ in range(_TRIES):
-            try:
-                step()
-                break
-            except BaseException as e:
-                interruption = interruption or e
-    if interruption is not None:
-        raise interruption
 
 
 @atexit.register

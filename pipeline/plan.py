@@ -108,6 +108,18 @@ class Plan:
         n = share + (self.rank < more)
         return np.arange(lo, lo + n, dtype=np.uint64), n
 
+    def full_batches(self, step: int, most: int, offset: int = 0) -> np.ndarray:
+        """Return the positions of up to `most` full batches from `step` on: uint64[n, batch_size].
+
+        Many at once, because small batches cost little more than the calls that look them up.
+        """
+        left = self.length - offset - step * self.global_batch
+        count = max(0, min(most, left // self.global_batch))
+        first = offset + step * self.global_batch + self.rank * self.batch_size
+        starts = np.arange(count, dtype=np.uint64) * np.uint64(self.global_batch)
+        inside = np.arange(first, first + self.batch_size, dtype=np.uint64)
+        return starts[:, None] + inside
+
     def all_positions(self, offset: int) -> np.ndarray:
         """Return every position this rank still has to deliver from `offset`, padding excluded."""
         parts = [
@@ -142,6 +154,11 @@ class Cuts(Plan):
     def offset_after(self, step: int, offset: int = 0) -> int:
         """Return how many samples were delivered after `step` of such a pass."""
         return self.bounds[self._at(offset) + step + 1]
+
+    def full_batches(self, step: int, most: int, offset: int = 0) -> np.ndarray:
+        """Return none: batches are of any sizes."""
+        del step, most, offset
+        return np.empty((0, self.batch_size), np.uint64)
 
     def positions(self, step: int, offset: int = 0) -> tuple[np.ndarray, int]:
         """Return (uint64[n], n): the positions of a step of a pass that starts at `offset`."""

@@ -525,8 +525,9 @@ class Recipe:
             )
             first = 1
         for array, buffer in zip(self._arrays[first:], buffers[first:], strict=True):
-            # mode="clip" writes without a temporary; ids come from the plan, inside the range
-            np.take(array, ids, axis=0, out=buffer[lo:hi], mode="clip")
+            # "clip" writes without a temporary; ids come from the plan, inside the range. The method:
+            # numpy's function of that name costs as much again as a small batch.
+            array.take(ids, 0, buffer[lo:hi], "clip")
 
     def _fill_one(
         self, buffers: Sequence[np.ndarray], s: int, sample_id: int, position: int, phase: int

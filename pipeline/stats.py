@@ -6,9 +6,8 @@
 Counters go on for as long as the workers do; `later.since(earlier)` gives those of a stretch of time.
 """
 
-import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 _FEW_BATCHES = 2  # no verdict from fewer
@@ -188,23 +187,15 @@ class Clock:
         self._left_ns = time.monotonic_ns() if delivered else 0
         self._batches += delivered
 
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Count the time inside as waiting."""
-        began = time.monotonic_ns()
-        try:
-            yield
-        finally:
-            self._wait_ns += time.monotonic_ns() - began
+    def waited(self, began: int) -> None:
+        """Count the time since `began` (`time.monotonic_ns`) as waiting."""
+        self._wait_ns += time.monotonic_ns() - began
 
-    @contextlib.contextmanager
-    def helping(self) -> Iterator[None]:
-        """Count the time inside as making samples."""
-        began = time.monotonic_ns()
-        try:
-            yield
-        finally:
-            self._help_ns += time.monotonic_ns() - began
+    def helped(self, began: int) -> int:
+        """Count the time since `began` as making samples; return it, in nanoseconds."""
+        passed = time.monotonic_ns() - began
+        self._help_ns += passed
+        return passed
 
     def stats(self, help_samples: int, help_share: float) -> ConsumerStats:
         """Return the times so far."""

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import logging
 import re
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -56,8 +57,10 @@ def _sheltered(compile_: Callable[[Any], Any], signature: Any) -> Any:
     fails. Handlers run in the main thread only, so another one does it; the main one waits, and raises
     when that is done.
     """
-    if threading.get_ident() != threading.main_thread().ident or _compiler_lock.is_locked():
-        return compile_(signature)  # the second: inside another compilation, which holds the lock
+    # The second: inside another compilation, which holds the lock. The third: no other thread runs any more.
+    elsewhere = threading.get_ident() != threading.main_thread().ident
+    if elsewhere or _compiler_lock.is_locked() or sys.is_finalizing():
+        return compile_(signature)
     result: list[Any] = []
     error: list[BaseException] = []
     done = _thread.allocate_lock()
@@ -74,7 +77,7 @@ def _sheltered(compile_: Callable[[Any], Any], signature: Any) -> Any:
     try:
         # Not a threading.Thread: its `start` cannot be interrupted without harm either.
         _thread.start_new_thread(work, ())
-    except RuntimeError:  # no thread can be started, e.g. while the interpreter ends
+    except RuntimeError:  # no thread can be started
         return compile_(signature)
     interruption: BaseException | None = None
     # The lock only wakes; whether it is over is read from what the thread left. (A handler may raise

@@ -12,15 +12,13 @@ Source: Durstenfeld, "Algorithm 235: random permutation" (CACM 1964); Lemire, "F
 generation in an interval" (TOMACS 2019), algorithm 5.
 """
 
-# ruff: noqa: ARG001  (the signature of an @intrinsic is numba's)
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types, uint32, uint64
+from numba import uint32, uint64
 from numpy.typing import NDArray
 
-from rng import address, philox
+from rng import address, philox, prefetch
 from rng.kernel import kernel
 
 MAX_N = 1 << 56
@@ -131,23 +129,6 @@ def sample_from_key(n: int, k: int, key: int, phase: int = 0, lane: int = 0) -> 
 
 
 # ---------------------------------------------------------------- kernels
-@philox.intrinsic
-def _prefetch(typingctx: Any, array: Any, i: Any) -> Any:
-    """Ask for the cache line of array[i], to be written soon."""
-    signature = types.void(array, types.uint64)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        data = context.make_array(sig.args[0])(context, builder, args[0]).data
-        pointer = builder.gep(data, [args[1]])
-        i32 = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
-        builder.call(function, [pointer, i32(1), i32(3), i32(1)])
-        return context.get_dummy_value()
-
-    return signature, codegen
-
-
 @kernel
 def bounded(i: Any, m: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
     """Return an exact uniform integer in [0, m), the one of index i. Draws: 1 block, rarely more.
@@ -185,6 +166,7 @@ def _fisher_yates(a: Any, k0: Any, k1: Any, c2: Any, c3: Any) -> None:
     # Blocks of steps one after another; the targets of _AHEAD blocks are known before their swaps.
     target = np.empty(_RING, np.uint32)
     ring, ahead = uint64(_RING - 1), uint64(_AHEAD)
+    place, itemsize = uint64(a.ctypes.data), uint64(a.itemsize)
     top = i - uint64(1)  # first of all steps; step number q is top - q, for q < top
     made = uint64(0)
     while made < top + ahead:
@@ -211,7 +193,7 @@ def _fisher_yates(a: Any, k0: Any, k1: Any, c2: Any, c3: Any) -> None:
                 target[at + q] = bounded(step, step + uint64(1), c2, c3, k0, k1)
         if n > uint64(_CACHED):
             for q in range(count):
-                _prefetch(a, uint64(target[at + q]))
+                prefetch.to_write(place + uint64(target[at + q]) * itemsize)
         made += uint64(_BLOCKS)
 
 

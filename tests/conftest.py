@@ -6,6 +6,7 @@ import os
 import hypothesis
 import pytest
 
+from pipeline import engine
 from tests.helpers import descendants, wait_until
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -38,6 +39,12 @@ def _descriptors() -> set[str]:
 
 def _shared_names() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if name.startswith(_NAMES)}
+
+
+@pytest.fixture(autouse=True)
+def workers_work(monkeypatch):
+    """Small native batches cost so little that workers rest; tests of workers would test none."""
+    monkeypatch.setattr(engine, "_HANDOVER_NS", 0)
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numba import uint64
 
 from pipeline.datasets.arrays import ArrayDataset
 from pipeline.errors import ConfigError, DatasetError
+from rng import prefetch
 from rng.kernel import kernel
 
 Array = np.ndarray[Any, Any]
+_AHEAD = 1 << 13  # bytes of the next window that are asked for; the rest is read in a row anyhow
 
 
 class TokenWindows:
@@ -84,6 +87,11 @@ class TokenWindows:
         self._rows = ArrayDataset(tokens)  # maps the file again in the workers; knows its digest
         self._length = (len(tokens) - self._span) // self._stride + 1
 
+    _tokens: Array | None = None  # what `gather` reads
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_tokens": None}
+
     def sources(self) -> tuple[Array, ...]:
         """Return the arrays that samples are gathered from, maps of files among them."""
         return self._rows.arrays()
@@ -95,9 +103,10 @@ class TokenWindows:
             ids: int64[n], each in [0, len).
             out: an array[n, window] of `output` for the tokens, and one for the targets.
         """
-        # One type for the kernel, mapped or not, writable or not.
-        tokens = self._rows.arrays()[0].view(np.ndarray)
-        tokens.flags.writeable = False
+        tokens = self._tokens
+        if tokens is None:  # one type for the kernel, mapped or not, writable or not
+            tokens = self._tokens = self._rows.arrays()[0].view(np.ndarray)
+            tokens.flags.writeable = False
         for shift, rows in enumerate(out):
             _gather(tokens, ids, self._stride, shift, rows)
 
@@ -142,9 +151,15 @@ class TokenWindows:
 
 @kernel
 def _gather(tokens: Any, ids: Any, stride: Any, shift: Any, out: Any) -> None:
-    window = out.shape[1]
-    for k in range(out.shape[0]):
+    n, window = out.shape
+    place = uint64(tokens.ctypes.data) + uint64(shift * tokens.itemsize)
+    step, nbytes = uint64(stride * tokens.itemsize), uint64(window * tokens.itemsize)
+    for k in range(n):
         start = ids[k] * stride + shift
+        if k + 1 < n:  # windows lie here and there: the next one comes while this one is widened
+            ahead = place + uint64(ids[k + 1]) * step
+            for line in range(uint64(0), min(nbytes, uint64(_AHEAD)), uint64(64)):
+                prefetch.to_read(ahead + line)
         row = tokens[start : start + window]
         for j in range(window):  # vectorised: widening loads and wide stores
             out[k, j] = row[j]

@@ -25,19 +25,22 @@ class _Loan:
 
     __slots__ = ("__array_interface__", "_back", "_index", "_memory")
 
-    def __init__(self, back: "deque[int]", index: int, memory: np.ndarray) -> None:
-        self.__array_interface__ = {
-            "data": (memory.ctypes.data, False),
-            "shape": memory.shape,
-            "typestr": "|u1",
-            "version": 3,
-        }
+    def __init__(
+        self, back: "deque[int]", index: int, memory: np.ndarray, interface: dict[str, Any]
+    ) -> None:
+        self.__array_interface__ = interface
         self._back = back
         self._index = index
         self._memory = memory  # a true export: the mapping outlives every loan
 
     def __del__(self) -> None:
         self._back.append(self._index)  # atomic, from whichever thread drops the last view
+
+
+def _interface(memory: np.ndarray) -> dict[str, Any]:
+    """Return how numpy finds uint8[n] of memory."""
+    address = memory.ctypes.data
+    return {"data": (address, False), "shape": memory.shape, "typestr": "|u1", "version": 3}
 
 
 class Ring:
@@ -56,6 +59,9 @@ class Ring:
         self.held = held
         self.copies = 0  # batches copied because too many were held
         self._memory = memory
+        self._rows = list(memory)
+        self._interfaces = [_interface(row) for row in self._rows]  # costs more than a small batch
+        self._shapes = [(one.shape, one.dtype) for one in self.fields]
         self._offsets = field_offsets(self.fields, slots)[0]
         self._free: deque[int] = deque(range(len(memory)))
         self._back: deque[int] = deque()
@@ -97,11 +103,12 @@ class Ring:
         self._collect()
         if self._leased >= self.held:
             self.copies += 1
-            arrays = [a.copy() for a in self._arrays(self._memory[index], count)]
+            arrays = [a.copy() for a in self._arrays(self._rows[index], count)]
             self._free.append(index)
             return arrays
         self._leased += 1
-        return self._arrays(np.asarray(_Loan(self._back, index, self._memory[index])), count)
+        loan = _Loan(self._back, index, self._rows[index], self._interfaces[index])
+        return self._arrays(np.asarray(loan), count)
 
     def lend_memory(self, index: int, memory: np.ndarray) -> np.ndarray:
         """Return memory that belongs to a filled buffer, uint8[n], and lend the buffer with it.
@@ -114,16 +121,16 @@ class Ring:
             self._free.append(index)
             return memory.copy()
         self._leased += 1
-        return np.asarray(_Loan(self._back, index, memory))
+        return np.asarray(_Loan(self._back, index, memory, _interface(memory)))
 
     def views(self, index: int) -> list[np.ndarray]:
         """Return [slots, *shape] arrays of a buffer, for filling it."""
-        return self._arrays(self._memory[index], self.slots)
+        return self._arrays(self._rows[index], self.slots)
 
     def _arrays(self, memory: np.ndarray, count: int) -> list[np.ndarray]:
         return [
-            np.ndarray((count, *one.shape), one.dtype, memory, offset)
-            for one, offset in zip(self.fields, self._offsets, strict=True)
+            np.ndarray((count, *shape), dtype, memory, offset)
+            for (shape, dtype), offset in zip(self._shapes, self._offsets, strict=True)
         ]
 
     def _collect(self) -> None:

@@ -39,6 +39,7 @@ from pipeline.transforms.draws import (
     Y1,
 )
 from pipeline.transforms.rows import PIXELS, load_u8, store_u8
+from rng import prefetch
 from rng.kernel import kernel
 
 PLAIN, DIVIDED, TABLE = 0, 1, 2  # how values are computed
@@ -238,7 +239,7 @@ def render(
         if i + 1 < n and image_nbytes <= uint64(AHEAD):
             ahead = images + uint64(ids[i + 1]) * image_nbytes
             for k in range(uint64(0), image_nbytes, uint64(64)):
-                rows.prefetch(ahead + k)
+                prefetch.to_read(ahead + k)
         for y in range(0, height, block):
             end = min(y + block, height)
             plane = (end - y) * width  # pixels of this block

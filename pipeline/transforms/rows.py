@@ -271,20 +271,6 @@ def set_bytes(typingctx: Any, address: Any, count: Any, value: Any) -> Any:
     return types.void(types.uint64, types.uint64, types.uint8), codegen
 
 
-@intrinsic
-def prefetch(typingctx: Any, address: Any) -> Any:
-    """Ask for the cache line at `address`, which need not be valid."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = I8.as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
-        call = _declare(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(call, [builder.inttoptr(args[0], pointer), I32(0), I32(3), I32(1)])
-        return context.get_dummy_value()
-
-    return types.void(types.uint64), codegen
-
-
 def _transpose(pairs: int) -> Any:
     """Return the intrinsic transpose(source, pitch, second, target, target_pitch, target_second)."""
     lanes = [16 * lane for lane in range(pairs)]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import rng
 from pipeline import DataLoader, datasets
+from pipeline.engine import Pass
 from pipeline.errors import ConfigError
 from pipeline.plan import TAILS, Coverage, Listed, Plan, Sequential, make_order, sampled
 
@@ -89,6 +90,36 @@ def test_all_positions_are_those_of_the_steps_without_padding(length, batch, wor
         parts = [plan.positions(s) for s in range(plan.steps())]
         expected = [q for positions, real in parts for q in positions[:real].tolist()]
         assert plan.all_positions(0).tolist() == expected
+
+
+@given(**sizes, most=st.integers(1, 9), data=st.data())
+def test_full_batches_looked_up_together_are_those_of_the_steps(
+    length, batch, world, tail, most, data
+):
+    rank = data.draw(st.integers(0, world - 1))
+    offset = data.draw(st.integers(0, length))
+    plan = Plan(length, batch, world, rank, tail)
+    for step in range(plan.steps(offset)):
+        together = plan.full_batches(step, most, offset)
+        full = (length - offset) // plan.global_batch - step
+        assert together.dtype == np.uint64
+        assert together.shape == (max(0, min(most, full)), batch)
+        for k, row in enumerate(together):
+            positions, real = plan.positions(step + k, offset)
+            assert (row == positions).all()
+            assert real == batch
+
+
+def test_a_pass_gives_the_same_work_in_any_order_of_asking():
+    order = make_order("fisher_yates", 203, 5, 3)
+    one = Pass(3, 3, 7, Plan(203, 4, 3, 1), order, "train", 5)
+    want = [one._work(step) for step in range(one.steps)]
+    for steps in (range(one.steps), reversed(range(one.steps)), [0, 5, 5, 1, 16, 15, 2]):
+        for step in steps:
+            ids, positions, real = one.work(step)
+            assert ids.tolist() == want[step][0].tolist()
+            assert positions.tolist() == want[step][1].tolist()
+            assert (positions.dtype, ids.dtype, real) == (np.uint64, np.int64, want[step][2])
 
 
 def test_padding_repeats_the_start_of_the_order():
