@@ -11,7 +11,8 @@ end are those of the run that nobody killed. Everything hangs on the seed and on
     dropout                bind               the layer's name, the step, the row
     learning rate          `train`            the step, and the number of epochs
 
-so a checkpoint is weights, optimiser and a few numbers, in one file. On a CPU the weights are equal bit for
+so a run that goes on with another --epochs is another run: from there on the learning rate falls to the new end.
+A checkpoint is weights, optimiser and a few numbers, in one file. On a CPU the weights are equal bit for
 bit, for one number of threads (OMP_NUM_THREADS); on a GPU too, as far as torch's switches reach: the
 report that is printed first says what stays open.
 """
@@ -19,6 +20,7 @@ report that is printed first says what stays open.
 import argparse
 import hashlib
 import os
+import pickle
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from pipeline.audit import Digest
 from pipeline.config import parse_override
 from rng.torch import Dropout, DropoutState, bind, init
 
+PARTS = {"model", "optimizer", "loader", "step", "seen"}  # of a checkpoint
 WIDTH, DROPOUT = 32, 0.2
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.05, 0.9, 5e-4
 
@@ -79,8 +82,33 @@ def weights_digest(model: nn.Module) -> str:
     """Return the SHA-256 of all weights, statistics and the place of dropout, 16 hex digits."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
-        digest.update(name.encode() + tensor.cpu().numpy().tobytes())
+        digest.update(name.encode() + as_array(tensor).tobytes())
     return digest.hexdigest()[:16]
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Return what `save` wrote.
+
+    Raises:
+        SystemExit: the file is something else, or cut off.
+    """
+    try:
+        saved = torch.load(path, map_location="cpu")
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        raise SystemExit(f"--checkpoint: {path} is no file of torch.save: {error}") from error
+    missing = PARTS - saved.keys() if isinstance(saved, dict) else PARTS
+    if missing:
+        raise SystemExit(
+            f"--checkpoint: {path} is no checkpoint of this example: it lacks "
+            f"{', '.join(sorted(missing))}; expected another file, or none to begin anew"
+        )
+    return saved
+
+
+def as_array(tensor: torch.Tensor) -> Any:
+    """Return a tensor's numbers for a digest; those of bfloat16, which numpy has not, as their bits."""
+    tensor = tensor.cpu()
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 # ---------------------------------------------------------------- the run
@@ -89,7 +117,7 @@ def train(config: pipeline.Config, epochs: int, device: Any, checkpoint: Path | 
     loader = pipeline.from_config(config)
     saved = {}
     if checkpoint and checkpoint.exists():
-        saved = torch.load(checkpoint, map_location="cpu")
+        saved = load(checkpoint)
         loader.load_state_dict(saved["loader"])
     # Before anything touches the GPU; the seed is the configuration's, or that of the saved run.
     print(rng.torch.manual_seed(loader.seed))
@@ -124,7 +152,7 @@ def train(config: pipeline.Config, epochs: int, device: Any, checkpoint: Path | 
                 dropout.advance()
                 step += 1
                 # For the digest batches come back from the device: leave it out where speed counts.
-                arrays = [images.cpu().numpy(), labels.cpu().numpy()]
+                arrays = [as_array(images), as_array(labels)]
                 seen.add(arrays, feeder.last.sample_ids, feeder.last.positions)
                 if step % every == 0:
                     keep()

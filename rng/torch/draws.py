@@ -109,6 +109,15 @@ def bernoulli(p: float) -> Draw:
 _NUMPY = {torch.float16: np.float16, torch.float64: np.float64}
 
 
+def check_real(dtype: torch.dtype) -> None:
+    """Refuse a dtype that is not real.
+
+    Raises:
+        ValueError: it is not float32, float64, float16 or bfloat16.
+    """
+    _cast(dtype)
+
+
 def _cast(dtype: torch.dtype) -> stream.Cast | None:
     """Return the rounding of float32 to a dtype, None where there is none."""
     if dtype == torch.float32:

@@ -26,7 +26,7 @@ _NATIVE = {torch.float32, torch.float64, torch.float16, torch.bool, torch.uint8,
 # Each fills `out` in place with the values `first`, `first` + 1, ... of `source` and returns it.
 # `source`: an `rng.Stream`, or an `rng.Generator`, which reserves its blocks (then `first` is 0). Ranges,
 # words drawn and errors: the method of that name of `rng.Stream`; and TypeError for an `out` that is no
-# tensor or a source of another type.
+# dense tensor or a source of another type, ValueError for one that is expanded.
 def uniform_(
     out: torch.Tensor, source: Source, low: float = 0.0, high: float = 1.0, first: int = 0
 ) -> torch.Tensor:
@@ -120,7 +120,26 @@ def _place(source: Source, first: int, count: int, each: int) -> Place:
     return Place(source.key, source.c3, source.c2, source.start, first)
 
 
+def check_memory(out: torch.Tensor, name: str = "out") -> None:
+    """Refuse a tensor whose elements have no place each in memory, as torch's own operations in place do.
+
+    Raises:
+        TypeError: a sparse or nested tensor.
+        ValueError: an expanded one: several elements are one number, the last that was written.
+    """
+    if out.layout is not torch.strided or out.is_nested:
+        raise TypeError(
+            f"{name} must be a dense tensor, got {'a nested one' if out.is_nested else out.layout}"
+        )
+    if any(n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True)):
+        raise ValueError(
+            f"{name} is expanded (size {tuple(out.shape)}, strides {out.stride()}): several elements share "
+            f"one place in memory; expected one each. Do: {name}.clone()"
+        )
+
+
 def _fill(out: torch.Tensor, what: Draw, source: Source, first: int) -> torch.Tensor:
+    check_memory(out)  # before a generator moves
     place = _place(source, first, out.numel(), what.words)
     if out.numel() == 0 or out.is_meta:
         return out

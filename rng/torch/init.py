@@ -48,8 +48,9 @@ def normal_(
     """Fill with normal values.
 
     Raises:
-        TypeError: not a tensor, a seed that is not an int, a name that is not a str.
-        ValueError: an argument out of range, a dtype that is not real, a box that does not fit.
+        TypeError: not a dense tensor, a seed that is not an int, a name that is not a str.
+        ValueError: an argument out of range, a dtype that is not real, a box that does not fit, a tensor that
+            is expanded.
 
     >>> normal_(torch.empty(2), seed=1, name="w").tolist() == host.normal(2, 1, "w").tolist()
     True
@@ -166,6 +167,7 @@ def orthogonal_(
     Raises:
         TypeError, ValueError: as `rng.init.orthogonal`.
     """
+    draws.check_real(_dtype(tensor))
     whole: Any = None
     with torch.no_grad():
         for part, sizes, ranges in _parts(tensor, size, box):
@@ -185,7 +187,7 @@ def constant_(
     seed: int | None = None,  # noqa: ARG001
     name: str | None = None,  # noqa: ARG001
 ) -> torch.Tensor:
-    """Fill with `val`."""
+    """Fill with `val`. Expanded tensors too, as torch does: their elements are equal anyway."""
     _dtype(tensor)
     with torch.no_grad():
         _local(tensor).fill_(val)
@@ -223,7 +225,11 @@ def materialize(
     Returns:
         The model. Buffers that were not on the meta device keep their values.
 
+    A tensor that several modules share (tied weights) has the name, and the rule, of the first of them in the
+    order of `model.named_modules()`, as in `named_parameters()`.
+
     Raises:
+        TypeError: rules that are no mapping, or hold something else than the above.
         ValueError: parameters or buffers without a rule; a rule that fits nothing in the model, be it a pattern,
             a type or a name in a type's rule; two parameters of one name. Before anything is changed.
 
@@ -321,11 +327,13 @@ def _parts(
             raise ValueError(
                 f"the box {ranges} of a tensor of size {whole} does not fit one of {tuple(tensor.shape)}"
             )
+        fill.check_memory(tensor, "tensor")
         yield tensor.detach(), whole, ranges
         return
     if size is not None or box is not None:
         raise ValueError("a DTensor knows its size and box; expected neither")
     local = _local(tensor)
+    fill.check_memory(local, "tensor")
     for choice in np.ndindex(*(len(runs) for runs in axes)):
         picked = [runs[i] for runs, i in zip(axes, choice, strict=True)]
         place = tuple(slice(at, at + b - a) for at, a, b in picked)

@@ -86,12 +86,14 @@ class Dropout(torch.nn.Module):
 def bind(model: torch.nn.Module, state: DropoutState, name: str = "dropout_state") -> DropoutState:
     """Name every Dropout of a model by its path, give it the state, and return the state.
 
-    The state becomes the model's submodule `name`, so that it moves and is saved with it. Layers that have
-    a name keep it.
+    The state becomes the model's submodule `name`, so that it moves and is saved with it; an earlier state of
+    that name is replaced, and moves no mask any more. Layers that have a name keep it, but not their state.
 
     Raises:
-        TypeError: not a module and a DropoutState.
-        ValueError: no Dropout of ours in the model, two layers of one name, or another attribute `name`.
+        TypeError: not a module, a DropoutState and a str.
+        ValueError: no Dropout of ours in the model, two layers of one name, a name that is empty or has a dot,
+            another attribute `name`, or layers of a state that the model holds elsewhere: that would still
+            be saved, without effect.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), Dropout(0.1))
     >>> state = bind(model, DropoutState(seed=7))
@@ -103,9 +105,7 @@ def bind(model: torch.nn.Module, state: DropoutState, name: str = "dropout_state
             "bind needs a torch module and an rng.torch.DropoutState, got "
             f"{type(model).__name__} and {type(state).__name__}"
         )
-    taken = getattr(model, name, None)
-    if not (taken is None or isinstance(taken, DropoutState)):
-        raise ValueError(f"the model has an attribute {name!r} already; expected another name=")
+    _check_attribute(model, name)
     layers: dict[str, Any] = {}
     for path, module in model.named_modules():
         if isinstance(module, Dropout):
@@ -117,8 +117,41 @@ def bind(model: torch.nn.Module, state: DropoutState, name: str = "dropout_state
             layers[own] = module
     if not layers:
         raise ValueError("the model has no rng.torch.Dropout; expected one or more")
+    _check_states(model, state, name, layers)
     for own, module in layers.items():
         module.name = own
         module.attach(state)
     setattr(model, name, state)
     return state
+
+
+def _check_attribute(model: torch.nn.Module, name: str) -> None:
+    """Refuse a name that the model cannot give to the state, or has given away."""
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str, got {name!r} ({type(name).__name__})")
+    if not name or "." in name:
+        raise ValueError(
+            f"name must be an attribute's name, not empty and without a dot, got {name!r}"
+        )
+    taken = getattr(model, name, None)
+    # What is None may still be reserved: for a parameter or a buffer, or by an attribute of the class,
+    # which would hide the state.
+    reserved = name in model._parameters or name in model._buffers or hasattr(type(model), name)
+    if reserved or not (taken is None or isinstance(taken, DropoutState)):
+        raise ValueError(f"the model has an attribute {name!r} already; expected another name=")
+
+
+def _check_states(
+    model: torch.nn.Module, state: DropoutState, name: str, layers: dict[str, Any]
+) -> None:
+    """Refuse to leave a state behind in the model that no layer listens to any more."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        if not isinstance(module, DropoutState) or module is state or path == name:
+            continue
+        for own, layer in layers.items():
+            if layer.state is module:
+                raise ValueError(
+                    f"layer {own!r} has another state, which the model holds as {path!r}; bound to "
+                    f"{name!r} it would leave that behind: saved, and moving no mask. Do: bind that state, "
+                    f"or delete {path!r} of the model first"
+                )

@@ -8,6 +8,9 @@ operation on the gradient. Nothing is kept for it but the address, and the versi
 state that moved in between is an error and not another mask.
 """
 
+import math
+import numbers
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +29,7 @@ _SITE = address.site(address.DROPOUT)
 _C3, _BITS = np.uint64(_SITE), np.uint64(16)
 _REAL = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _WHOLE = 1 << 16
+_NUMBERS: Any = numbers.Real  # numpy's too
 
 
 def dropout(x: torch.Tensor, p: float, state: DropoutState, name: str) -> torch.Tensor:
@@ -43,7 +47,7 @@ def dropout(x: torch.Tensor, p: float, state: DropoutState, name: str) -> torch.
         A new tensor like x. float16 and bfloat16 are multiplied in float32 and rounded once.
 
     Raises:
-        TypeError: an argument of another type, or x not real.
+        TypeError: an argument of another type, or x not real, or not dense (sparse, nested).
         ValueError: p out of range, or x and the state on different devices.
         RuntimeError: in the backward pass, if the state has moved since; under vmap.
 
@@ -65,29 +69,50 @@ def dropout_mask(size: Any, p: float, state: DropoutState, name: str) -> torch.T
     Bit e % 8 of byte e // 8 belongs to element e (C order); bits after the last element are 0. Equal to
     `rng.dropout_mask` from the state's first row on. Made on the state's device.
 
+    Args:
+        size: of the whole tensor, ints of 0 or more; () is one element. Others: as `dropout`.
+
     Raises:
-        TypeError, ValueError: as `dropout`.
+        TypeError, ValueError: as `dropout`; a size that is no sequence of ints, or has a negative one or more
+            than 2**63 - 1 elements.
 
     >>> from rng import dropout_mask as reference
     >>> mask = dropout_mask((3, 5), 0.1, DropoutState(seed=42, step=3), "fc1")
     >>> mask.tolist() == reference(15, 0.1, seed=42, name="fc1", step=3).tolist()
     True
     """
-    shape = torch.Size(size)
-    rows = shape[0] if shape else 1
-    columns = shape.numel() // rows if rows else 0
+    if not isinstance(state, DropoutState):
+        raise TypeError(f"state must be an rng.torch.DropoutState, got {type(state).__name__}")
+    shape = _sizes(size)
+    count = math.prod(shape)
+    columns = math.prod(shape[1:]) if count else 0
     bits: torch.Tensor = torch.ops.samebatch.keep_bits(
-        state.cell, shape.numel(), columns, _signed(state.key(name)), threshold(p), 0
+        state.cell, count, columns, _signed(state.key(name)), threshold(p), 0
     )
     return bits
+
+
+def _sizes(size: Any) -> list[int]:
+    """Return the numbers of a size."""
+    if isinstance(size, str) or not isinstance(size, Iterable):
+        raise TypeError(f"size must be a sequence of ints, got {size!r}")
+    shape = [n if isinstance(n, torch.SymInt) else address.whole("size", n) for n in size]
+    if any(n < 0 for n in shape) or math.prod(shape) >= 1 << 63:
+        raise ValueError(
+            f"size must have ints of 0 or more, and less than 2**63 elements, got {tuple(shape)}"
+        )
+    return shape
 
 
 def threshold(p: float) -> int:
     """Return `rng.dropout.threshold(p)`.
 
     Raises:
-        TypeError, ValueError: p is no number in [0, 1].
+        TypeError: p is no float or int.
+        ValueError: p is not in [0, 1].
     """
+    if type(p) is not float and (isinstance(p, bool) or not isinstance(p, _NUMBERS)):
+        raise TypeError(f"p must be a float in [0, 1], got {p!r} ({type(p).__name__})")
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"p must be in [0, 1], got {p!r}")
     return int(float(p) * _WHOLE + 0.5)
@@ -97,6 +122,11 @@ def apply(x: torch.Tensor, limit: int, cell: torch.Tensor, key: int) -> torch.Te
     """Return x under the mask of a threshold, a cell and a key: `dropout` after its checks."""
     if x.dtype not in _REAL:
         raise TypeError(f"dropout needs float32, float16, bfloat16 or float64, got {x.dtype}")
+    if x.layout is not torch.strided or x.is_nested:
+        raise TypeError(
+            "dropout needs a dense tensor x, whose rows and columns its mask hangs on, got "
+            f"{'a nested one' if x.is_nested else x.layout}. Do: x.to_dense(), or a padded tensor"
+        )
     if x.device != cell.device:
         raise ValueError(
             f"x is on {x.device} and the dropout state on {cell.device}; expected one device. "

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
+from types import UnionType
 from typing import Any
 
 import torch
@@ -28,10 +29,13 @@ def materialize(
 ) -> nn.Module:
     """Give every parameter of a model its value by its name: see `rng.torch.init.materialize`."""
     seed = address.check_seed(seed)
-    _check_rules(model, rules or {})
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch module, got {type(model).__name__}")
+    rules = _checked_kinds({} if rules is None else rules)
+    _check_rules(model, rules)
     wanted = list(_tensors(model))
     _check_names([name for name, *_ in wanted])
-    chosen = {name: _rule(rules or {}, name, leaf, module) for name, leaf, module, _ in wanted}
+    chosen = {name: _rule(rules, name, leaf, module) for name, leaf, module, _ in wanted}
     missing = [name for name, rule in chosen.items() if rule is None]
     if missing:
         raise ValueError(
@@ -92,6 +96,52 @@ def _check_names(names: list[str]) -> None:
         )
 
 
+def _checked_kinds(rules: Any) -> Mapping[Any, Any]:
+    """Return the rules; refuse what is no pattern, type, initialiser or table of them."""
+    if not isinstance(rules, Mapping):
+        raise TypeError(
+            "rules must be a mapping {pattern or module type: initialiser}, got "
+            f"{rules!r} ({type(rules).__name__})"
+        )
+    for pattern, rule in rules.items():
+        if isinstance(pattern, str):
+            _check_callable(pattern, rule)
+            continue
+        kinds = pattern if isinstance(pattern, tuple) else (pattern,)
+        if not all(isinstance(kind, type | UnionType) for kind in kinds):
+            raise TypeError(f"rules: {pattern!r} is neither a pattern (str) nor a module type")
+        if not (isinstance(rule, Mapping) or callable(rule)):
+            raise TypeError(
+                f"rule {pattern!r} must be {{parameter's own name: initialiser}}, or a function from the "
+                f"module to that, got {rule!r}"
+            )
+    return rules
+
+
+def _check_callable(where: Any, rule: Any) -> None:
+    if not callable(rule):
+        raise TypeError(
+            f"rule {where!r} must be an initialiser, called as f(tensor, seed=, name=), got {rule!r}"
+        )
+
+
+def _table(pattern: Any, rule: Any, module: nn.Module) -> Mapping[str, Any]:
+    """Return {parameter's own name: initialiser} that a type's rule has for a module."""
+    if isinstance(rule, Mapping):
+        return rule
+    if getattr(rule, "__module__", None) == init.__name__:
+        raise TypeError(
+            f"rule {pattern!r} must be {{parameter's own name: initialiser}}, or a function from the "
+            f"module to that, got the initialiser {rule.__name__}. Do: {{'weight': {rule.__name__}, ...}}"
+        )
+    table = rule(module)
+    if not isinstance(table, Mapping):
+        raise TypeError(
+            f"rule {pattern!r}: its function must return {{parameter's own name: initialiser}}, got {table!r}"
+        )
+    return table
+
+
 def _check_rules(model: nn.Module, rules: Mapping[Any, Any]) -> None:
     """Refuse a rule that fits nothing: a misspelt one would leave torch's default in force, unseen.
 
@@ -116,7 +166,10 @@ def _check_rules(model: nn.Module, rules: Mapping[Any, Any]) -> None:
             kinds = {type(module).__name__ for _, module in modules}
             near = _nearest(getattr(pattern, "__name__", ""), kinds)
             raise ValueError(f"rule {pattern!r} fits no module of the model{near}")
-        tables = [rule] if isinstance(rule, Mapping) else [rule(module) for module in fits]
+        tables = [_table(pattern, rule, module) for module in fits]
+        for table in tables:
+            for leaf, one in table.items():
+                _check_callable((pattern, leaf), one)
         own = {leaf for module in fits for leaf in (*module._parameters, *module._buffers)}
         for leaf in dict.fromkeys(leaf for table in tables for leaf in table):
             if leaf not in own:
@@ -139,7 +192,7 @@ def _rule(rules: Mapping[Any, Any], name: str, leaf: str, module: nn.Module) -> 
                 found: Initialiser | None = rule
                 return found
         elif isinstance(module, pattern):
-            table = rule if isinstance(rule, Mapping) else rule(module)
+            table = _table(pattern, rule, module)
             if leaf in table:
                 found = table[leaf]
                 return found

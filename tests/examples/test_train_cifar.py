@@ -106,3 +106,45 @@ def test_arguments_that_cannot_work_are_refused_at_the_start(arguments, text, tm
         example.main(["no-such-file.toml", *(a.format(tmp_path) for a in arguments)])
     assert ended.value.code == 2
     assert text.format(tmp_path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"not a checkpoint", r"is no file of torch\.save"),
+        (b"", r"is no file of torch\.save"),
+        ({"model": {}, "step": 3}, "it lacks loader, optimizer, seen"),
+        ([1, 2], "it lacks loader, model, optimizer, seen, step"),
+    ],
+    ids=["garbage", "empty", "parts", "list"],
+)
+def test_a_file_that_is_no_checkpoint_is_refused_by_name(content, text, tmp_path):
+    from examples import train_cifar as example
+
+    path = tmp_path / "run.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(SystemExit, match=text) as ended:
+        example.load(path)
+    assert str(path) in str(ended.value)
+
+
+def test_a_checkpoint_that_was_cut_off_is_refused(tmp_path):
+    from examples import train_cifar as example
+
+    path = tmp_path / "run.pt"
+    example.save(path, dict.fromkeys(example.PARTS, torch.ones(1000)))
+    assert example.load(path).keys() == example.PARTS
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(SystemExit, match=r"is no file of torch\.save"):
+        example.load(path)
+
+
+def test_numbers_of_bfloat16_have_a_digest_of_their_bits():
+    from examples import train_cifar as example
+
+    x = torch.tensor([[1.0, -2.0]], dtype=torch.bfloat16)
+    assert example.as_array(x).tolist() == [[0x3F80, 0xC000 - 65536]]
+    assert example.as_array(x.float()).tolist() == [[1.0, -2.0]]

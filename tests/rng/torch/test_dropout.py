@@ -450,3 +450,138 @@ def test_layers_without_a_name_or_a_state_and_doubled_names_raise():
         bind(twice, 7)
     with pytest.raises(ValueError, match="attribute"):
         bind(Net(), DropoutState(1), name="fc1")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "text"),
+    [
+        (None, TypeError, "name must be a str, got None"),
+        (3, TypeError, "name must be a str, got 3"),
+        ("", ValueError, "not empty"),
+        ("a.b", ValueError, "without a dot"),
+        ("fc1", ValueError, "an attribute 'fc1' already"),
+        ("forward", ValueError, "an attribute 'forward' already"),
+        ("reserved", ValueError, "an attribute 'reserved' already"),
+        ("hidden", ValueError, "an attribute 'hidden' already"),
+    ],
+    ids=["none", "int", "empty", "dot", "module", "method", "parameter", "class"],
+)
+def test_a_name_that_the_model_cannot_give_to_the_state_is_refused(name, kind, text):
+    class Reserving(Net):
+        hidden = None
+
+    model = Reserving()
+    model.register_parameter("reserved", None)
+    with pytest.raises(kind, match=text):
+        bind(model, DropoutState(1), name=name)
+    assert model.drop.state is None
+    assert model.drop.name is None
+
+
+def test_the_last_state_that_is_bound_is_the_one_that_counts():
+    model = Net()
+    model.dropout_state = None  # a place kept free
+    bind(model, DropoutState(1))
+    state = bind(model, DropoutState(2))
+    assert {m.state for m in model.modules() if isinstance(m, Dropout)} == {state}
+    assert [k for k in model.state_dict() if "state" in k] == ["dropout_state._extra_state"]
+    x = torch.randn(4, 6)
+    bind(other := Net(), DropoutState(2))
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(model(x), other(x))
+    model.drop.attach(DropoutState(5))  # given to a layer, not held by the model
+    assert bind(model, state) is model.drop.state
+
+
+def test_no_state_is_left_behind_in_a_model():
+    model = Net()
+    old = bind(model, DropoutState(1))
+    with pytest.raises(
+        ValueError, match="'drop' has another state, which the model holds as 'drop"
+    ):
+        bind(model, DropoutState(2), name="other")
+    assert model.drop.state is old
+    outer = torch.nn.Sequential(model)
+    with pytest.raises(ValueError, match=r"holds as '0\.dropout_state'"):
+        bind(outer, DropoutState(2))
+    assert bind(outer, old) is old
+    del outer.dropout_state, model.dropout_state
+    state = bind(outer, DropoutState(2))
+    assert model.drop.state is state
+
+
+@pytest.mark.parametrize(
+    ("p", "kind"),
+    [
+        ("0.5", TypeError),
+        (None, TypeError),
+        (True, TypeError),
+        (0.5j, TypeError),
+        (torch.tensor(0.5), TypeError),
+        (torch.tensor([0.1, 0.2]), TypeError),
+        (float("nan"), ValueError),
+        (-0.1, ValueError),
+        (2, ValueError),
+    ],
+    ids=["str", "none", "bool", "complex", "tensor", "tensors", "nan", "negative", "two"],
+)
+def test_p_is_a_number_of_0_to_1(p, kind):
+    state = DropoutState(1)
+    for call in (
+        lambda: dropout(torch.ones(2, 3), p, state, "a"),
+        lambda: dropout_mask((2, 3), p, state, "a"),
+        lambda: Dropout(p),
+    ):
+        with pytest.raises(kind, match="p must be"):
+            call()
+    x = torch.ones(2, 3)
+    for same in (np.float64(0.5), np.float32(0.5)):
+        assert torch.equal(dropout(x, same, state, "a"), dropout(x, 0.5, state, "a"))
+    assert torch.equal(dropout(x, np.int64(0), state, "a"), x)
+
+
+@pytest.mark.filterwarnings("ignore:.*beta state", "ignore:.*prototype stage")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.to_sparse(),
+        lambda x: x.to_sparse().requires_grad_(),
+        lambda x: x.to_sparse_csr(),
+        lambda x: torch.nested.nested_tensor([x, x]),
+        lambda x: torch.nested.nested_tensor([x, x[:1]], layout=torch.jagged),
+    ],
+    ids=["coo", "grad", "csr", "nested", "jagged"],
+)
+def test_dropout_of_what_is_not_dense_is_refused(make):
+    with pytest.raises(TypeError, match="dropout needs a dense tensor x"):
+        dropout(make(torch.eye(3)), 0.5, DropoutState(1), "a")
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "text"),
+    [
+        ((-1, 3), ValueError, "size must have ints of 0 or more"),
+        ((-2, -3), ValueError, "size must have ints of 0 or more"),
+        ((1 << 40, 1 << 40), ValueError, "less than 2"),
+        ((2.5, 3), TypeError, "size must be an int, got 2.5"),
+        ((True, 3), TypeError, "size must be an int, got True"),
+        (5, TypeError, "size must be a sequence of ints, got 5"),
+        ("12", TypeError, "size must be a sequence of ints, got '12'"),
+        (None, TypeError, "size must be a sequence of ints, got None"),
+    ],
+    ids=["negative", "product", "huge", "float", "bool", "int", "str", "none"],
+)
+def test_a_mask_has_a_size_of_whole_numbers(size, kind, text):
+    with pytest.raises(kind, match=text):
+        dropout_mask(size, 0.5, DropoutState(1), "a")
+
+
+def test_masks_of_no_and_of_one_element():
+    state = DropoutState(42, step=3, first_row=5)
+    for size in ((0,), (0, 4), (4, 0), (0, 0)):
+        assert dropout_mask(size, 0.5, state, "a").tolist() == []
+    one = dropout_mask((), 0.5, state, "a")
+    assert one.tolist() == dropout_mask((1, 1), 0.5, state, "a").tolist()
+    assert bool(one[0]) == bool(dropout(torch.tensor(1.0), 0.5, state, "a"))
+    with pytest.raises(TypeError, match=r"state must be an rng\.torch\.DropoutState"):
+        dropout_mask((2, 3), 0.5, None, "a")

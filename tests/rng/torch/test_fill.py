@@ -202,3 +202,25 @@ def test_autograd_notices_a_fill(way, dtype):
     with torch.inference_mode():
         y = fill.normal_(torch.empty(5, dtype=dtype), here())
     assert y.is_inference()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tensors_whose_elements_share_memory_are_refused(way, dtype):
+    for name in (*DRAWS, "bernoulli"):
+        call, source = getattr(fill, name + "_"), rng.Generator(7)
+        with pytest.raises(ValueError, match="out is expanded"):
+            call(torch.zeros(1, 4, dtype=dtype).expand(3, 4), source)
+        with pytest.raises(TypeError, match="out must be a dense tensor"):
+            call(torch.eye(3, dtype=dtype).to_sparse(), source)
+        assert source.offset == 0  # no number is spent
+        call(torch.zeros(1, 4, dtype=dtype).expand(1, 4), source)  # one row: nothing is shared
+
+
+def test_leaves_are_filled_in_grad_mode_as_torchs_initialisers_do():
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.zeros(5, dtype=dtype, requires_grad=True)
+        with torch.enable_grad():
+            assert fill.uniform_(x, here()).grad_fn is None
+        assert x.is_leaf
+        assert x.requires_grad
+        assert x.any()

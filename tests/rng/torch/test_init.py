@@ -222,6 +222,10 @@ def test_what_does_not_fit_raises():
         ),
         (lambda: init.kaiming_normal_(torch.empty(2), seed=1, name="w"), ValueError),
         (lambda: init.normal_(torch.empty(2, dtype=torch.int32), seed=1, name="w"), ValueError),
+        (
+            lambda: init.orthogonal_(torch.empty(2, 2, dtype=torch.int32), seed=1, name="w"),
+            ValueError,
+        ),
     ):
         with pytest.raises(kind):
             call()
@@ -235,3 +239,94 @@ def test_compiled_equals_eager(kind):
 
     compiled = torch.compile(make, backend="aot_eager")
     assert torch.equal(compiled(torch.empty(6, 5)), make(torch.empty(6, 5)))
+
+
+FILLS = [
+    "normal_",
+    "uniform_",
+    "trunc_normal_",
+    "xavier_uniform_",
+    "kaiming_normal_",
+    "orthogonal_",
+]
+
+
+@pytest.mark.parametrize("kind", FILLS)
+def test_tensors_whose_elements_share_memory_are_refused(kind):
+    make = partial(getattr(init, kind), seed=1, name="w")
+    with pytest.raises(ValueError, match="tensor is expanded"):
+        make(torch.zeros(1, 4).expand(3, 4))
+    with pytest.raises(TypeError, match="tensor must be a dense tensor"):
+        make(torch.eye(3).to_sparse())
+    assert init.ones_(torch.zeros(1, 4).expand(3, 4)).sum() == 12  # as torch: all are equal
+
+
+@pytest.mark.parametrize("kind", [*FILLS, "zeros_"])
+def test_leaves_are_initialised_in_grad_mode(kind):
+    x = torch.ones(3, 4, requires_grad=True)
+    with torch.enable_grad():
+        assert getattr(init, kind)(x, seed=1, name="w").grad_fn is None
+    assert x.is_leaf
+    assert x.requires_grad
+    assert not torch.equal(x, torch.ones(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("rules", "text"),
+    [
+        ([init.zeros_], "rules must be a mapping .* got .*list"),
+        ((), "rules must be a mapping"),
+        ("*.bias", "rules must be a mapping"),
+        ({"*": 3}, r"rule '\*' must be an initialiser.* got 3"),
+        ({"*": None}, r"rule '\*' must be an initialiser.* got None"),
+        ({3: init.zeros_}, "rules: 3 is neither a pattern"),
+        ({nn.Linear: 3}, "Linear.*must be {parameter's own name: initialiser}.* got 3"),
+        ({nn.Linear: init.zeros_}, "got the initialiser zeros_. Do"),
+        ({nn.Linear: {"weight": 3}}, "Linear.*'weight'.*must be an initialiser.* got 3"),
+        ({nn.Linear: lambda _: {"weight": 3}}, "'weight'.*must be an initialiser"),
+        ({nn.Linear: lambda _: 3}, "its function must return .* got 3"),
+    ],
+    ids=[
+        "list",
+        "tuple",
+        "str",
+        "int",
+        "none",
+        "key",
+        "type",
+        "fill",
+        "table",
+        "function",
+        "result",
+    ],
+)
+def test_rules_of_another_kind_are_refused_before_anything_is_changed(rules, text):
+    model = nn.Sequential(nn.Linear(3, 2, device="meta"), nn.ReLU())
+    with pytest.raises(TypeError, match=text):
+        init.materialize(model, 7, rules)
+    assert all(p.is_meta for p in model.parameters())
+
+
+def test_tied_weights_have_the_name_and_the_rule_of_the_first_module():
+    def make(flip):
+        model = nn.Module()
+        one, two = nn.Linear(4, 4, bias=False), nn.Embedding(4, 4)
+        two.weight = one.weight
+        for name in (
+            ("b", "a") if flip else ("a", "b")
+        ):  # the order of creation, not of the alphabet
+            setattr(model, name, {"a": one, "b": two}[name])
+        return init.materialize(model, 7, {"a.weight": init.normal_, "b.weight": init.uniform_})
+
+    for flip, name, kind in ((False, "a", init.normal_), (True, "b", init.uniform_)):
+        model = make(flip)
+        assert model.a.weight is model.b.weight
+        want = kind(torch.empty(4, 4), seed=7, name=f"{name}.weight")
+        assert torch.equal(model.a.weight, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("a", "b"), [(0.0, 1.0), (-0.3, 0.1), (-0.0679366, 0.0679366)])
+def test_no_cast_rounds_a_uniform_value_up_to_the_upper_bound(dtype, a, b):
+    x = init.uniform_(torch.empty(300_000, dtype=dtype), a, b, seed=1, name="w").double()
+    assert float(x.max()) < b
