@@ -41,21 +41,19 @@ SAMPLER_OP = 3  # 2 makes the iterator of an iterable dataset
 def _fill(
     scratch: Any, ours: Any, theirs: Any, n: Any, phase: Any, site: Any, k0: Any, k1: Any
 ) -> None:
-    """Fill u32[1280] with the stream of a sample's address; give each generator its part."""
-    for q in range(uint64(scratch.shape[0] // philox.WORDS)):
-        at = (uint64(n) << uint64(24)) | (q * uint64(philox.BLOCKS))
-        philox.blocks(
-            scratch,
-            q * uint64(philox.WORDS),
-            at,
-            uint64(phase),
-            uint64(site),
-            uint64(k0),
-            uint64(k1),
-        )
-    for i in range(uint64(_WORDS)):
-        ours[i] = scratch[i]
-        theirs[i] = scratch[uint64(_WORDS) + i]
+    """Give each generator its 624 words of the stream of a sample's address, and torch scratch[:2]."""
+    k0, k1, c2, c3 = uint64(k0), uint64(k1), uint64(phase), uint64(site)
+    at = uint64(n) << uint64(24)
+    whole = uint64(_WORDS - _WORDS % philox.WORDS)
+    for target in (ours, theirs):
+        # Where they are wanted, without a copy; the last blocks would leave the array.
+        for first in range(uint64(0), whole, uint64(philox.WORDS)):
+            philox.blocks(target, first, at + (first >> uint64(2)), c2, c3, k0, k1)
+        philox.blocks(scratch, uint64(0), at + (whole >> uint64(2)), c2, c3, k0, k1)
+        for i in range(uint64(_WORDS) - whole):
+            target[whole + i] = scratch[i]
+        at += uint64(_WORDS // 4)
+    philox.blocks(scratch, uint64(0), at, c2, c3, k0, k1)
 
 
 class Reseeder:
@@ -69,8 +67,9 @@ class Reseeder:
     def __init__(self, key: int, lanes: int) -> None:
         self._k0, self._k1 = key & address.M32, key >> 32
         self._lanes = lanes
-        self._scratch = np.empty(-(-(2 * _WORDS + 4) // philox.WORDS) * philox.WORDS, np.uint32)
+        self._scratch = np.empty(philox.WORDS, np.uint32)
         self._generator: Any = None
+        self._pair = _pair_flag()
         self._find_numpy()
         place = _python_words()
         self._python_known = place is not None
@@ -88,7 +87,8 @@ class Reseeder:
         self._generator = generator  # held, so that its words stay where they are
         known = _numpy_words(generator)
         self._numpy_known = known is not None
-        self._numpy: Any = np.empty(_WORDS, np.uint32) if known is None else known
+        self._numpy: Any = np.empty(_WORDS + 1, np.uint32) if known is None else known
+        self._numpy_state = self._numpy[:_WORDS]
 
     def seed(self, position: int, phase: int, op: int = OP) -> None:
         """Set every generator for the sample at `position` of `phase`.
@@ -101,10 +101,13 @@ class Reseeder:
         if _numpy_generator() is not self._generator:  # the user's code installed another one
             self._find_numpy()
         n, lane = divmod(position, self._lanes)
-        np.random.seed(0)  # noqa: NPY002, TID251 - forgets the second half of a normal pair
+        if self._pair is None:
+            np.random.seed(0)  # noqa: NPY002, TID251 - forgets the second half of a normal pair
+        else:
+            self._pair.value = 0
         _fill(
             self._scratch,
-            self._numpy,
+            self._numpy_state,
             self._python_state,
             n,
             phase,
@@ -112,28 +115,30 @@ class Reseeder:
             self._k0,
             self._k1,
         )
-        if not self._numpy_known:
-            np.random.set_state(("MT19937", self._numpy, _WORDS, 0, 0.0))  # noqa: NPY002, TID251
+        # All words are used up: the next draw makes new ones.
+        if self._numpy_known:
+            self._numpy[_WORDS] = _WORDS
+        else:
+            np.random.set_state(("MT19937", self._numpy_state, _WORDS, 0, 0.0))  # noqa: NPY002, TID251
         if self._python_known:
-            self._python[0] = _WORDS  # all words are used up: the next draw makes new ones
+            self._python[0] = _WORDS
             random._inst.gauss_next = None  # type: ignore[attr-defined]
         else:
             random.setstate((3, (*self._python_state.tolist(), _WORDS), None))
         torch = sys.modules.get("torch")
         if torch is not None:
-            low, high = self._scratch[2 * _WORDS : 2 * _WORDS + 2].tolist()
+            low, high = self._scratch[:2].tolist()
             torch.default_generator.manual_seed(low | high << 32)
 
     def explain(self, position: int, phase: int) -> dict[str, Any]:
         """Seed for a sample, and return what with: the address, and the first words of each."""
         self.seed(position, phase)
         n, lane = divmod(position, self._lanes)
-        words = self._scratch.tolist()
-        low, high = words[2 * _WORDS : 2 * _WORDS + 2]
+        low, high = self._scratch[:2].tolist()
         return {
             "address": {"purpose": address.USER, "op": OP, "lane": lane, "n": n, "phase": phase},
-            "numpy": words[:4],
-            "random": words[_WORDS : _WORDS + 4],
+            "numpy": self._numpy_state[:4].tolist(),
+            "random": self._python_state[:4].tolist(),
             "torch": low | high << 32,
         }
 
@@ -170,10 +175,42 @@ def _numpy_generator() -> Any:
 
 
 def _numpy_words(generator: Any) -> np.ndarray | None:
-    """Return a view u32[624] of the state words of numpy's global generator, if that is known."""
-    pointer = (ctypes.c_uint32 * _WORDS).from_address(generator.ctypes.state_address)
+    """Return a view u32[625] of numpy's global generator: its words and index, if that is known."""
+    pointer = (ctypes.c_uint32 * (_WORDS + 1)).from_address(generator.ctypes.state_address)
     words = np.ctypeslib.as_array(pointer)
-    return words if np.array_equal(words, generator.state["state"]["key"]) else None
+    state = generator.state["state"]
+    return words if words.tolist() == [*state["key"].tolist(), state["pos"]] else None
+
+
+def _pair_flag() -> Any:
+    """Return the int that says whether numpy keeps the second of a pair of normals, if that is known.
+
+    `np.random.seed` resets it too, but fills all words first. In the object it stands before the number kept,
+    which is looked for by its value.
+    """
+    owner = np.random.mtrand._rand  # noqa: TID251
+    before = np.random.get_state(legacy=False)  # noqa: NPY002, TID251
+    mark = 0.7390851332151607
+    try:
+        np.random.set_state({**before, "has_gauss": 1, "gauss": mark})  # noqa: NPY002, TID251
+        size = type(owner).__basicsize__
+        places = [
+            at
+            for at in range(8, size - 7, 8)
+            if ctypes.c_double.from_address(id(owner) + at).value == mark
+        ]
+        if len(places) != 1:
+            return None
+        flag = ctypes.c_int.from_address(id(owner) + places[0] - 8)
+        for value in (0, 1):
+            was, flag.value = flag.value, value
+            known = np.random.get_state(legacy=False)["has_gauss"] == value  # noqa: NPY002, TID251
+            if was not in (0, 1) or not known:
+                flag.value = was
+                return None
+        return flag
+    finally:
+        np.random.set_state(before)  # noqa: NPY002, TID251
 
 
 def _python_words() -> np.ndarray | None:

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import pipeline
+import rng
 from pipeline import datasets, reseed
+from rng import address
 
 
 class Drawing:
@@ -92,7 +94,8 @@ def test_the_fast_way_and_the_libraries_own_give_the_same_state() -> None:
     fast = reseed.Reseeder(77, 16)
     slow = reseed.Reseeder(77, 16)
     slow._numpy_known = slow._python_known = False
-    slow._numpy = np.empty(624, np.uint32)
+    slow._pair = None
+    slow._numpy_state = np.empty(624, np.uint32)
     slow._python_state = np.empty(624, np.uint32)
     saved = reseed.Saved()
     try:
@@ -105,6 +108,47 @@ def test_the_fast_way_and_the_libraries_own_give_the_same_state() -> None:
         assert states[0] == states[1]
         assert fast._numpy_known
         assert fast._python_known
+        assert fast._pair is not None
+    finally:
+        saved.restore()
+
+
+def test_states_are_the_words_at_the_address_of_the_sample() -> None:
+    key, lanes, position, phase = 0x123456789ABCDEF0, 16, 1234, 6
+    n, lane = divmod(position, lanes)
+    counters = np.array(
+        [address.counter(address.USER, lane=lane, phase=phase, position=n << 24 | b)
+         for b in range(313)], np.uint32,
+    )  # fmt: skip
+    words = rng.philox4x32(counters, np.array([key & address.M32, key >> 32], np.uint32)).reshape(
+        -1
+    )
+    saved = reseed.Saved()
+    try:
+        np.random.seed(1)
+        np.random.randn()  # keeps the second of a pair
+        random.seed(1)
+        random.gauss(0.0, 1.0)
+        one = reseed.Reseeder(key, lanes)
+        one.seed(position, phase)
+        theirs = np.random.get_state(legacy=False)
+        assert theirs["state"]["key"].tolist() == words[:624].tolist()
+        assert (theirs["state"]["pos"], theirs["has_gauss"]) == (624, 0)
+        assert random.getstate() == (3, (*words[624:1248].tolist(), 624), None)
+        assert one._scratch[:2].tolist() == words[1248:1250].tolist()  # torch's
+    finally:
+        saved.restore()
+
+
+def test_looking_for_the_second_of_a_pair_changes_nothing() -> None:
+    saved = reseed.Saved()
+    try:
+        np.random.seed(1)
+        np.random.randn()
+        before = np.random.get_state()
+        flag = reseed._pair_flag()
+        assert flag.value == 1
+        assert all(np.array_equal(a, b) for a, b in zip(before, np.random.get_state(), strict=True))
     finally:
         saved.restore()
 
