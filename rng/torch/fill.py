@@ -131,6 +131,10 @@ def check_memory(out: torch.Tensor, name: str = "out") -> None:
         raise TypeError(
             f"{name} must be a dense tensor, got {'a nested one' if out.is_nested else out.layout}"
         )
+    if hasattr(out, "placements"):
+        raise TypeError(
+            f"{name} is a DTensor; expected a plain tensor. Do: rng.torch.init has DTensors"
+        )
     if any(n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True)):
         raise ValueError(
             f"{name} is expanded (size {tuple(out.shape)}, strides {out.stride()}): several elements share "
@@ -203,6 +207,7 @@ def is_plain(x: torch.Tensor) -> bool:
         x.device.type == "cpu"
         and type(x) in (torch.Tensor, torch.nn.Parameter)
         and x.layout is torch.strided
+        and not x.is_neg()  # the memory of a negative view has the other sign
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._functorch.is_functorch_wrapped_tensor(x)
     )

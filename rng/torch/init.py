@@ -174,8 +174,21 @@ def orthogonal_(
             if whole is None:
                 whole = host.orthogonal(sizes, seed, name, gain, dtype=np.float64)
             piece = whole[tuple(slice(a, b) for a, b in ranges)]
-            part.copy_(torch.from_numpy(np.ascontiguousarray(piece)))
+            part.copy_(torch.from_numpy(_to_round(np.ascontiguousarray(piece), part.dtype)))
     return _changed(tensor)
+
+
+def _to_round(x: Any, dtype: torch.dtype) -> Any:
+    """Return float64 numbers in a form that torch rounds to `dtype` once.
+
+    It casts to float16 and bfloat16 by way of float32, which rounds twice. Rounded to odd (toward zero,
+    with the last bit set where that was inexact), a float32 rounds as the float64 would.
+    """
+    if dtype not in (torch.float16, torch.bfloat16):
+        return x
+    near = x.astype(np.float32)
+    bits = near.view(np.uint32) - (np.abs(near) > np.abs(x))
+    return (bits | (near != x)).astype(np.uint32).view(np.float32)
 
 
 # ---------------------------------------------------------------- constants
@@ -189,6 +202,7 @@ def constant_(
 ) -> torch.Tensor:
     """Fill with `val`. Expanded tensors too, as torch does: their elements are equal anyway."""
     _dtype(tensor)
+    _refuse_partial(tensor)
     with torch.no_grad():
         _local(tensor).fill_(val)
     return _changed(tensor)
@@ -356,6 +370,7 @@ def _axes_of_dtensor(tensor: torch.Tensor) -> list[list[tuple[int, int, int]]] |
         return None
     from torch.distributed.tensor import Replicate, distribute_tensor
 
+    _refuse_partial(tensor)
     mesh, axes = tensor.device_mesh, []
     for axis, n in enumerate(tensor.shape):
         along = [
@@ -369,6 +384,15 @@ def _axes_of_dtensor(tensor: torch.Tensor) -> list[list[tuple[int, int, int]]] |
         runs = [(a, int(held[a]), int(held[b - 1]) + 1) for a, b in pairwise(cuts) if b > a]
         axes.append(runs)
     return axes
+
+
+def _refuse_partial(tensor: Any) -> None:
+    """Refuse a DTensor whose values are the sums of those that processes hold."""
+    if any(placement.is_partial() for placement in getattr(tensor, "placements", ())):
+        raise ValueError(
+            f"a DTensor of placements {tensor.placements} has the sum of what processes hold; expected "
+            "Shard and Replicate. Do: tensor.redistribute(...) first"
+        )
 
 
 def _moved(placement: Any) -> Any:

@@ -50,6 +50,8 @@ def dropout(x: torch.Tensor, p: float, state: DropoutState, name: str) -> torch.
         TypeError: an argument of another type, or x not real, or not dense (sparse, nested).
         ValueError: p out of range, or x and the state on different devices.
         RuntimeError: in the backward pass, if the state has moved since; under vmap.
+        OverflowError: on the CPU, elements whose numbers, from first_row * columns on, reach 2**63; devices do
+            not check.
 
     >>> state = DropoutState(seed=42, step=3)
     >>> dropout(torch.ones(1, 8), 0.5, state, "fc1").tolist()
@@ -142,6 +144,11 @@ def apply(x: torch.Tensor, limit: int, cell: torch.Tensor, key: int) -> torch.Te
             out = _Plain.apply(x, cell, _signed(key), limit)
         else:
             out = _by_numba(x, cell, key, limit)
+    elif hasattr(x, "placements"):
+        raise TypeError(
+            "dropout of a DTensor: a part does not know its rows. Do: dropout of x.to_local(), of whole "
+            "rows, with state.seek(first_row=...) of this part"
+        )
     else:
         out = torch.ops.samebatch.dropout(x, cell, _signed(key), limit)
     return out
@@ -319,7 +326,7 @@ def _fused(
 ) -> None:
     """Let numba do all in one pass over contiguous float32 tensors."""
     step, row = cell.tolist()
-    first = row * _columns(x)
+    first = _first(row, _columns(x), n)
     source, target, scale = x.data_ptr(), out.data_ptr(), _scale_32(limit)
     k0, k1 = key & address.M32, key >> 32 & address.M32
     if n < 1 << 20:
@@ -333,12 +340,23 @@ def _fused(
     pieces.in_pieces(n, None, work)
 
 
+def _first(row: int, columns: int, n: int) -> int:
+    """Return the number of the first of n elements."""
+    first = row * columns
+    if first + n > 1 << 63 or first < 0:
+        raise OverflowError(
+            f"first_row {row} in rows of {columns} elements: their numbers must be in [0, 2**63), got "
+            f"{first} ... {first + n - 1}"
+        )
+    return first
+
+
 def _bits_by_numba(cell: torch.Tensor, n: int, columns: int, key: int, limit: int) -> Any:
     """Return u8[ceil(n / 8)]: the keep bits, as `rng.dropout_mask`, from any element on."""
     step, row = cell.tolist()
-    first = row * columns
+    first = _first(row, columns, n)
     lead = first & 7
-    bits = np.empty((lead + n + 7) // 8, np.uint8)
+    bits: Any = np.empty((lead + n + 7) // 8, np.uint8)
     if limit == 0 or limit == _WHOLE:
         bits[:] = 0 if limit else 255
     else:

@@ -33,7 +33,7 @@ class DropoutState(torch.nn.Module):
             batch split into blocks, rank * rows of a rank. A row's mask does not depend on who has it.
 
     Attributes:
-        seed: the seed.
+        seed: the seed; another one may be given.
         cell: int64[2] on the device, (step, first row).
 
     It is a module so that a model may hold it: `bind` makes it a submodule, whose seed and step are in the
@@ -59,12 +59,22 @@ class DropoutState(torch.nn.Module):
         super().__init__()
         if seed is None:
             seed = generator.default_seed()
-        self.seed = generator.entropy_seed() if seed is None else address.check_seed(seed)
+        self._keys: dict[str, int] = {}
+        self.seed = generator.entropy_seed() if seed is None else seed
         place = [_step(step), _row(first_row)]
         # Outside of inference mode: backward passes look at the version of the cell.
         with torch.inference_mode(False):
             self.cell = torch.tensor(place, dtype=torch.int64, device=device or "cpu")
-        self._keys: dict[str, int] = {}
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        return self._seed
+
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        self._seed = address.check_seed(seed)
+        self._keys.clear()
 
     # ------------------------------------------------------------ on the device
     @_outside_of_graphs
@@ -89,18 +99,15 @@ class DropoutState(torch.nn.Module):
 
         Raises:
             TypeError, ValueError: a number that is not an int, a tensor of another kind, or out of range.
+                The state has not moved then.
         """
+        places = _checked("step", step, _step), _checked("first_row", first_row, _row)
         with torch.no_grad():
-            for index, value, check in ((0, step, _step), (1, first_row, _row)):
+            for index, value in enumerate(places):
                 if isinstance(value, torch.Tensor):
-                    if value.dtype not in _WHOLE_NUMBERS:
-                        raise TypeError(
-                            f"{('step', 'first_row')[index]} must be an int or an int64 tensor, got "
-                            f"{value.dtype}"
-                        )
                     self.cell[index : index + 1].copy_(value.reshape(1))
                 elif value is not None:
-                    self.cell[index : index + 1].fill_(check(value))
+                    self.cell[index : index + 1].fill_(value)
 
     def forward(self, x: Any) -> Any:
         """Return x: a Sequential that holds the state calls it as a layer."""
@@ -140,12 +147,11 @@ class DropoutState(torch.nn.Module):
         Raises:
             ValueError: not int64[2], or a step out of range.
         """
-        if not isinstance(state, torch.Tensor) or state.shape != (2,) or state.is_floating_point():
+        if not isinstance(state, torch.Tensor) or state.shape != (2,) or state.dtype != torch.int64:
             raise ValueError(f"the state of dropout is int64[2], (seed, step), got {state!r}")
         seed, step = (int(number) for number in state.tolist())
         self.seek(_step(step))
         self.seed = seed & address.M64
-        self._keys.clear()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         """Move the cell as a module's tensors move; its numbers survive what makes new, empty tensors."""
@@ -165,6 +171,17 @@ def _key(seed: int, name: str) -> int:
 
 
 _key._dynamo_marked_constant = True  # type: ignore[attr-defined]  # hashes: not to be traced
+
+
+def _checked(name: str, value: Any, check: Callable[[int], int]) -> Any:
+    """Return a number within its range, or a tensor of one whole number, or None."""
+    if not isinstance(value, torch.Tensor):
+        return None if value is None else check(value)
+    if value.dtype not in _WHOLE_NUMBERS:
+        raise TypeError(f"{name} must be an int or an int64 tensor, got {value.dtype}")
+    if value.numel() != 1:
+        raise ValueError(f"{name} must be a tensor of one element, got one of {value.numel()}")
+    return value
 
 
 def _step(step: int) -> int:

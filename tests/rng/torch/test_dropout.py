@@ -585,3 +585,49 @@ def test_masks_of_no_and_of_one_element():
     assert bool(one[0]) == bool(dropout(torch.tensor(1.0), 0.5, state, "a"))
     with pytest.raises(TypeError, match=r"state must be an rng\.torch\.DropoutState"):
         dropout_mask((2, 3), 0.5, None, "a")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_negative_views_keep_their_sign(dtype):
+    state = DropoutState(42, step=3)
+    x = torch._neg_view(torch.ones(4, 8, dtype=dtype))
+    assert torch.equal(dropout(x, 0.5, state, "fc1"), -dropout(-x, 0.5, state, "fc1"))
+
+
+def test_a_seek_that_raises_moves_nothing():
+    state = DropoutState(1, step=2, first_row=3)
+    for bad in ({"first_row": -1}, {"first_row": torch.ones(2, dtype=torch.int64)}):
+        with pytest.raises(ValueError, match="first_row must be"):
+            state.seek(step=9, **bad)
+    assert (state.step, state.first_row) == (2, 3)
+    for extra in (torch.tensor([True, False]), torch.tensor([1j, 2]), torch.tensor([1.0, 2.0])):
+        with pytest.raises(ValueError, match="the state of dropout is int64"):
+            state.set_extra_state(extra)
+
+
+def test_another_seed_gives_other_masks_from_then_on():
+    state, x = DropoutState(1), torch.ones(4, 8)
+    dropout(x, 0.5, state, "a")
+    state.seed = 2
+    assert torch.equal(dropout(x, 0.5, state, "a"), dropout(x, 0.5, DropoutState(2), "a"))
+    with pytest.raises(ValueError, match="seed"):
+        state.seed = -1
+    assert state.seed == 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_elements_beyond_2_to_the_63_are_refused(dtype):
+    for row, columns in ((1 << 61, 4), (1 << 62, 2), ((1 << 63) - 1, 8)):
+        state = DropoutState(1, first_row=row)
+        with pytest.raises(OverflowError, match=r"first_row .* must be in \[0, 2\*\*63\)"):
+            dropout(torch.ones(1, columns, dtype=dtype), 0.5, state, "a")
+        with pytest.raises(OverflowError, match="first_row"):
+            dropout_mask((1, columns), 0.5, state, "a")
+
+
+@pytest.mark.parametrize("row", [(1 << 60) + 1, (1 << 61) - 2], ids=["odd", "last"])
+def test_large_rows_have_one_mask_by_either_way(row, monkeypatch):
+    state, x = DropoutState(1, first_row=row), torch.ones(2, 4)
+    want = dropout(x, 0.5, state, "a")
+    monkeypatch.setattr(masks, "is_plain", lambda x: False)
+    assert torch.equal(dropout(x, 0.5, state, "a"), want)

@@ -330,3 +330,46 @@ def test_tied_weights_have_the_name_and_the_rule_of_the_first_module():
 def test_no_cast_rounds_a_uniform_value_up_to_the_upper_bound(dtype, a, b):
     x = init.uniform_(torch.empty(300_000, dtype=dtype), a, b, seed=1, name="w").double()
     assert float(x.max()) < b
+
+
+def test_orthogonal_values_are_rounded_once():
+    half = init.orthogonal_(torch.empty(700, 700, dtype=torch.float16), seed=1, name="w")
+    whole = reference.orthogonal((700, 700), 1, "w", dtype=np.float64)
+    assert (half.numpy() == whole.astype(np.float16)).all()
+    brain = init.orthogonal_(torch.empty(700, 700, dtype=torch.bfloat16), seed=1, name="w")
+    fraction, exponent = np.frexp(whole)
+    assert (brain.double().numpy() == np.ldexp(np.round(fraction * 256), exponent - 8)).all()
+    x = torch.zeros(700, 700, dtype=torch.float64)
+    assert (init.orthogonal_(x, seed=1, name="w").numpy() == whole).all()
+
+
+def test_a_negative_view_is_filled():
+    x = torch._neg_view(torch.zeros(8))
+    assert torch.equal(
+        init.normal_(x, seed=1, name="w"), init.normal_(torch.empty(8), seed=1, name="w")
+    )
+
+
+def test_dtensors_of_sums_and_dropout_of_dtensors_are_refused():
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor, Partial, Shard, init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from rng import Generator
+    from rng.torch import DropoutState, dropout
+
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        summed = DTensor.from_local(torch.zeros(4, 4), mesh, [Partial()])
+        for kind in (*FILLS, "ones_"):
+            with pytest.raises(ValueError, match="has the sum of what processes hold"):
+                getattr(init, kind)(summed, seed=1, name="w")
+        rows = DTensor.from_local(torch.ones(4, 4), mesh, [Shard(0)])
+        for x in (rows, rows.clone().requires_grad_()):
+            with pytest.raises(TypeError, match="dropout of a DTensor"):
+                dropout(x, 0.5, DropoutState(1), "a")
+        with pytest.raises(TypeError, match="out is a DTensor"):
+            fill.normal_(rows, Generator(1))
+    finally:
+        dist.destroy_process_group()
