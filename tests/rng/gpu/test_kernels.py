@@ -71,10 +71,18 @@ def test_fills_equal_the_reference(gpu, name, args, dtype):
 @pytest.mark.parametrize("p", [0.0, 1e-9, 0.3, 1.0])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.int64], ids=str)
 def test_bernoulli_equals_the_reference(gpu, p, dtype):
-    for n in SIZES[:7]:
+    for n in SIZES:
         got = run(gpu, torch.empty(n, dtype=dtype), draws.bernoulli(p), 1)
         want = stream().bernoulli(np.empty(n, np.uint8), p, first=1)
         assert (got.numpy() == want).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_words_equal_the_reference(gpu, dtype):
+    for n in SIZES:
+        want = stream().uint32(np.empty(n, np.uint32), 3)
+        got = run(gpu, torch.empty(n, dtype=dtype), draws.RAW, 3)
+        assert (got.numpy().astype(np.uint32) == want).all()
 
 
 @pytest.mark.parametrize("start", [(1 << 32) - 3, (1 << 64) - 10001])
@@ -100,6 +108,10 @@ def test_the_grid_changes_no_bit(gpu, block):
     t = reference.threshold(0.3)
     gpu.dropout(x, out, state, 999, t, float(reference.scale_of(0.3)), layer_key(), block)
     assert torch.equal(out, want)
+    mask = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
+    gpu.mask(mask, state, x.numel(), 999, t, layer_key(), block)
+    want = np.packbits(kept(x.numel(), 0.3, 11 * 999), bitorder="little")
+    assert (mask.numpy() == want).all()
 
 
 @pytest.mark.parametrize("world", [3, 4, 5, 7])
@@ -179,6 +191,24 @@ def test_masks_equal_the_reference(gpu, p):
             gpu.mask(out, cell, n, columns, reference.threshold(p), layer_key(), 1024)
             want = np.packbits(kept(n, p, row * columns), bitorder="little")
             assert (out.numpy() == want).all()
+
+
+@pytest.mark.parametrize("world", [3, 4, 5, 7])
+def test_dropout_of_any_number_of_ranks_is_that_of_the_whole(gpu, world):
+    rows, columns = 23, 77
+    x = torch.linspace(-2, 2, rows * columns).reshape(rows, columns)
+    t, scale = reference.threshold(0.3), float(reference.scale_of(0.3))
+    whole = by_reference(x, 0.3, 5 * columns)
+    for a, b in pairwise(rows * r // world for r in range(world + 1)):
+        part, out = x[a:b].clone(), torch.empty(b - a, columns)
+        cell = torch.tensor([3, 5 + a])
+        gpu.dropout(part, out, cell, columns, t, scale, layer_key(), 1024)
+        assert torch.equal(out, whole[a:b])
+        mask = torch.empty((part.numel() + 7) // 8, dtype=torch.uint8)
+        gpu.mask(mask, cell, part.numel(), columns, t, layer_key(), 1024)
+        assert (
+            reference.unpack(mask.numpy(), part.numel()) == (whole[a:b] != 0).numpy().ravel()
+        ).all()
 
 
 def test_the_last_step(gpu):
