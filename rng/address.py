@@ -13,6 +13,7 @@ generators" (OOPSLA'14), the output function of `java.util.SplittableRandom`.
 """
 
 import hashlib
+import numbers
 import operator
 from functools import lru_cache
 from typing import Any
@@ -76,6 +77,26 @@ def whole(name: str, number: Any) -> int:
         raise TypeError(
             f"{name} must be an int, got {number!r} ({type(number).__name__})"
         ) from None
+
+
+_REAL: Any = numbers.Real  # numpy's too
+
+
+def chance(p: float) -> float:
+    """Return a chance as a float of Python's.
+
+    Raises:
+        TypeError: p is no float or int (bool, str and tensors are refused).
+        ValueError: p is not in [0, 1].
+
+    >>> chance(1)
+    1.0
+    """
+    if type(p) is not float and (isinstance(p, bool) or not isinstance(p, _REAL)):
+        raise TypeError(f"p must be a float in [0, 1], got {p!r} ({type(p).__name__})")
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"p must be in [0, 1], got {p!r}")
+    return float(p)
 
 
 def mix64(seed: int) -> int:

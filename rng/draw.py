@@ -8,6 +8,7 @@ from typing import Any
 
 from numba import float64, int64, uint32, uint64
 
+from rng import address
 from rng.kernel import kernel
 
 UNIT_24 = 2.0**-24
@@ -39,11 +40,10 @@ def bernoulli_threshold(p: float) -> int:
     """Return t such that `word < t` has chance p, p rounded to 32 bits; p = 0 and 1 are exact.
 
     Raises:
+        TypeError: p is no number.
         ValueError: p is not in [0, 1].
 
     >>> bernoulli_threshold(0.5) == 2**31, bernoulli_threshold(1.0) == 2**32
     (True, True)
     """
-    if not 0.0 <= p <= 1.0:
-        raise ValueError(f"p must be in [0, 1], got {p!r}")
-    return round(p * 4294967296.0)
+    return round(address.chance(p) * 4294967296.0)

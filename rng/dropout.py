@@ -32,7 +32,7 @@ def threshold(p: float, bits: int = 16) -> int:
     """Return the t for which an element is dropped where its lane of `bits` bits is < t.
 
     Raises:
-        TypeError: bits is not an int.
+        TypeError: bits is not an int, or p no number.
         ValueError: p is not in [0, 1], or bits is not 8, 16 or 32.
 
     >>> threshold(0.1), threshold(0.0), threshold(1.0)
@@ -40,9 +40,7 @@ def threshold(p: float, bits: int = 16) -> int:
     """
     if address.whole("bits", bits) not in (8, 16, 32):
         raise ValueError(f"bits must be 8, 16 or 32, got {bits!r}")
-    p = float(p)  # numpy's small floats would round here
-    if not 0.0 <= p <= 1.0:
-        raise ValueError(f"p must be in [0, 1], got {p!r}")
+    p = address.chance(p)  # Python's: numpy's small floats would round here
     return int(p * (1 << bits) + 0.5)
 
 

@@ -9,7 +9,6 @@ state that moved in between is an error and not another mask.
 """
 
 import math
-import numbers
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
@@ -29,7 +28,6 @@ _SITE = address.site(address.DROPOUT)
 _C3, _BITS = np.uint64(_SITE), np.uint64(16)
 _REAL = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _WHOLE = 1 << 16
-_NUMBERS: Any = numbers.Real  # numpy's too
 
 
 def dropout(x: torch.Tensor, p: float, state: DropoutState, name: str) -> torch.Tensor:
@@ -113,11 +111,7 @@ def threshold(p: float) -> int:
         TypeError: p is no float or int.
         ValueError: p is not in [0, 1].
     """
-    if type(p) is not float and (isinstance(p, bool) or not isinstance(p, _NUMBERS)):
-        raise TypeError(f"p must be a float in [0, 1], got {p!r} ({type(p).__name__})")
-    if not 0.0 <= p <= 1.0:
-        raise ValueError(f"p must be in [0, 1], got {p!r}")
-    return int(float(p) * _WHOLE + 0.5)
+    return int(address.chance(p) * _WHOLE + 0.5)
 
 
 def apply(x: torch.Tensor, limit: int, cell: torch.Tensor, key: int) -> torch.Tensor:

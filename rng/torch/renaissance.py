@@ -100,13 +100,12 @@ def dropout(x: torch.Tensor, p: float, seed: torch.Tensor, training: bool = True
         training: False returns a copy and leaves the seed.
 
     Raises:
-        TypeError: x is not floating.
+        TypeError: x is not floating, p no number, or the seed no tensor.
         ValueError: p not in [0, 1), or a seed that is not int32[2] on x's device.
     """
     if not x.is_floating_point():
         raise TypeError(f"x must be floating, got {x.dtype}")
-    if not 0.0 <= p < 1.0:
-        raise ValueError(f"p must be in [0, 1), got {p!r}")
+    _check_p(p)
     if _checked(seed).device != x.device:
         raise ValueError(f"seed must be on x's device {x.device}, got {seed.device}")
     if not training:
@@ -133,8 +132,7 @@ class Dropout(torch.nn.Module):
 
     def __init__(self, p: float, seed: torch.Tensor) -> None:
         super().__init__()
-        if not 0.0 <= p < 1.0:
-            raise ValueError(f"p must be in [0, 1), got {p!r}")
+        _check_p(p)
         self.p = p
         self.seed: torch.Tensor
         self.register_buffer("seed", _checked(seed))
@@ -171,7 +169,14 @@ def _scale(p: float) -> float:
 
 
 # ---------------------------------------------------------------- 64 bits in torch's int64
+def _check_p(p: float) -> None:
+    if address.chance(p) == 1.0:
+        raise ValueError(f"p must be in [0, 1), got {p!r}")
+
+
 def _checked(seed: torch.Tensor) -> torch.Tensor:
+    if not isinstance(seed, torch.Tensor):
+        raise TypeError(f"seed must be a torch tensor, got {type(seed).__name__}")
     if seed.dtype != torch.int32 or seed.shape != (2,):
         raise ValueError(f"seed must be int32[2], got {seed.dtype}{list(seed.shape)}")
     return seed

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rng import address, dropout, dropout_mask
+from rng import Generator, address, dropout, dropout_mask
 
 
 def test_known_answers(kat):
@@ -170,3 +170,13 @@ def test_out_may_overlap_x_or_the_mask(shift):
     inside[:] = mask
     x = np.arange(100, 100 + n, dtype=np.float32)
     assert (dropout.apply(x, inside, 2.0, out=out) == want).all()
+
+
+@pytest.mark.parametrize("p", ["0.5", None, True, 0.5j, [0.5]], ids=repr)
+def test_p_that_is_no_number_is_refused(p):
+    for call in (
+        lambda: dropout_mask(8, p, 1, "a", 0),
+        lambda: Generator(1).bernoulli(8, p),
+    ):
+        with pytest.raises(TypeError, match="p must be a float"):
+            call()

@@ -101,3 +101,12 @@ def test_odd_arguments_are_refused():
         seed_system.dropout(torch.ones(3, dtype=torch.int32), 0.5, s)
     with pytest.raises(ValueError, match="n must be"):
         seed_system.dropout_uniform(s, -1)
+
+
+def test_arguments_of_another_kind_are_refused_by_name():
+    seed = torch.zeros(2, dtype=torch.int32)
+    for p in ("0.5", None, torch.tensor(0.5)):
+        with pytest.raises(TypeError, match="p must be a float"):
+            seed_system.Dropout(p, seed)
+    with pytest.raises(TypeError, match="seed must be a torch tensor"):
+        seed_system.dropout(torch.ones(2), 0.5, 7)
