@@ -21,7 +21,7 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -576,7 +576,8 @@ def to_device(
         backend: what copies; for tests.
 
     Raises:
-        ConfigError: torch is missing, a device it does not know, or an `ahead` that is no count.
+        ConfigError: torch is missing, a loader that has no batches, a device that torch does not know, or an
+            `ahead` that is no count.
     """
     try:
         import torch
@@ -584,6 +585,11 @@ def to_device(
         raise ConfigError(
             "to_device needs torch, which is not installed", do="pip install 'samebatch[torch]'"
         ) from e
+    if not isinstance(loader, Iterable):
+        raise ConfigError(
+            f"loader must be a loader or another iterable of batches, got {loader!r}",
+            field="loader",
+        )
     if not isinstance(ahead, int) or isinstance(ahead, bool) or ahead < 0:
         raise ConfigError(f"ahead must be an int >= 0, got {ahead!r}", field="ahead")
     if device is None:

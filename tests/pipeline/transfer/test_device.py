@@ -466,3 +466,9 @@ def test_on_a_real_device(options):
         assert torch.from_numpy(loader.buffers).is_pinned()
         assert [[t.cpu().numpy().tobytes() for t in b] for b in kept] == want
     assert not torch.from_numpy(np.zeros(8)).is_pinned()
+
+
+@pytest.mark.parametrize("loader", [None, 7], ids=repr)
+def test_what_has_no_batches_is_refused_by_name(loader):
+    with pytest.raises(ConfigError, match="loader must be a loader"):
+        to_device(loader, "cpu")
