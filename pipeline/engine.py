@@ -51,6 +51,8 @@ _HANDOVER_NS = 100_000  # of work in a batch, below which handing it over costs 
 _WEIGHED_STEPS = 8  # … on average over so many batches
 _PRICEY = 4  # workers that take so many times longer are not worth a trial
 _MOST_STEPS = 4096  # from one trial to the next, where they fail
+_USAGE_S = 0.5  # how often the processor time of workers is asked for
+_WAITING = 0.6  # workers that use less than this share of their working time wait for storage
 _TRIES = 5  # of a step of closing that is interrupted
 _TOGETHER = 1 << 14  # positions whose ids are looked up in one call
 _TIMED_STEPS = 16  # the processor's time is asked for at one of so many cheap batches
@@ -492,6 +494,8 @@ class Pooled:
         self._alone_samples = 0
         self._weighed = 0, 0  # (samples, ns) of all workers when they were last looked at
         self._trial = self._trial_steps = _WEIGHED_STEPS  # batches until one, and between two
+        self._usage = 0.0, 0.0, 0.0  # when it was asked for; work and processor time of workers, s
+        self._storage_is_slow = False
         self._interrupt: BaseException | None = None
         self._clock = Clock()
         pool: ProcessPool | ThreadPool | None = None
@@ -774,10 +778,27 @@ class Pooled:
             self._clock.helped(began)
 
     def _may_help(self) -> bool:
-        """Helping is safe where no code of the user runs; it pays for cheap samples, and while
-        the workers are still starting.
+        """Helping is safe where no code of the user runs; it pays for cheap samples, while the workers
+        are still starting, and while they wait for storage. Not if a wait must end in time: a read cannot be
+        interrupted.
         """
-        return self._helps_always() or (self._recipe.native and not self.pool.ready)
+        if self._helps_always():
+            return True
+        if not self._recipe.native:
+            return False
+        return not self.pool.ready or (self._workers_wait() and not self._timeout_s)
+
+    def _workers_wait(self) -> bool:
+        """Return whether the workers spend their time waiting, so that one more could use the processors."""
+        asked_at, work_s, cpu_s = self._usage
+        now = time.monotonic()
+        if now - asked_at > _USAGE_S:
+            found = self._watch.workers()
+            work, cpu = sum(one.work_s for one in found), sum(one.cpu_s or 0.0 for one in found)
+            known = bool(asked_at) and all(one.cpu_s is not None for one in found)
+            self._storage_is_slow = known and cpu - cpu_s < _WAITING * (work - work_s)
+            self._usage = now, work, cpu
+        return self._storage_is_slow
 
     def _helps_always(self) -> bool:
         return self._recipe.native and self._recipe.bulk

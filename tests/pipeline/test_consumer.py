@@ -1,4 +1,6 @@
-"""Native batches that cost next to nothing: the consumer makes them, and the workers rest."""
+"""What the consumer makes itself: native batches that cost next to nothing (workers rest), and samples for which
+workers wait for storage.
+"""
 
 import os
 import signal
@@ -6,9 +8,10 @@ import time
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from pipeline import datasets, engine
-from tests.helpers import fingerprint, images, make, rows, runs, wait_until, walk
+from tests.helpers import fingerprint, image, images, make, rows, runs, wait_until, walk
 
 N, BATCH = 403, 4
 
@@ -122,3 +125,42 @@ def test_an_interrupted_batch_is_made_again():
             next(batches)
         del loader._recipe.fill
         assert got + walk(loader) == walk(inline)
+
+
+# ---------------------------------------------------------------- workers that wait for storage
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    root = tmp_path_factory.mktemp("files")
+    for k in range(60):
+        path = root / f"class{k % 2}" / f"{k}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(image(k)).save(path)
+    return datasets.ImageFolder(root)
+
+
+def helped(loader, epochs):
+    """How many samples the consumer makes in so many epochs after the worker has started."""
+    assert wait_until(lambda: walk(loader) and loader._engine.pool.ready, 60.0)
+    before = loader.stats().consumer.help_samples
+    rows_ = [walk(loader) for _ in range(epochs)]
+    return loader.stats().consumer.help_samples - before, rows_
+
+
+def test_the_consumer_helps_while_storage_is_slow(files, monkeypatch):
+    monkeypatch.setattr(engine, "_USAGE_S", 0.0)
+    monkeypatch.setattr(engine, "_WAITING", float("inf"))
+    with make(files, num_workers=1) as loader, make(files) as inline:
+        count, found = helped(loader, 10)
+        assert count > 0
+        inline.set_epoch(loader.epoch - 10)
+        assert [walk(inline) for _ in range(10)] == found
+
+
+@pytest.mark.parametrize(("waiting", "options"), [
+    (-1.0, {}), (float("inf"), {"timeout": 60}),
+], ids=["storage is fast", "a wait must end in time"])  # fmt: skip
+def test_it_leaves_single_samples_to_the_workers_otherwise(files, monkeypatch, waiting, options):
+    monkeypatch.setattr(engine, "_USAGE_S", 0.0)
+    monkeypatch.setattr(engine, "_WAITING", waiting)
+    with make(files, num_workers=1, **options) as loader:
+        assert helped(loader, 3)[0] == 0
