@@ -326,6 +326,7 @@ class Inline:
     def __init__(self, recipe: Recipe, batch_size: int) -> None:
         self._recipe = recipe
         assert recipe.fields is not None
+        recipe.expect(batch_size)
         self._ring = private_ring(recipe.fields, batch_size, HELD + 1, HELD)
         self._views = [self._ring.views(i) for i in range(HELD + 1)]
         self.buffers = self._ring.span
@@ -449,6 +450,7 @@ class Pooled:
         self._sample_ns = sample_ns
         self._chunk = batch_size
         assert recipe.fields is not None
+        recipe.expect(batch_size)
         smallest = self._bulk_chunk() if recipe.bulk else max(1, -(-batch_size // 512))
         if recipe.whole:
             smallest = batch_size

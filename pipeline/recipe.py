@@ -34,6 +34,7 @@ from pipeline.tree import Structure
 from rng import address, philox4x32
 
 _UNREAD = object()
+_BIG_NBYTES = 4 << 20  # measured: batches of 6 and 38 MB take 0.85 and 0.75 of the time to fill
 
 
 def _seed_nothing(position: int, phase: int, op: int = 0) -> None:
@@ -231,6 +232,15 @@ class Recipe:
             assert self._fields is not None
             scratch = [np.empty((1, *one.shape), one.dtype) for one in self._fields]
             self.fill(scratch, 0, np.zeros(1, np.int64), np.zeros(1, np.uint64), 0)
+
+    def expect(self, batch_size: int) -> None:
+        """Say how many samples a batch has. Before the recipe is sent to workers.
+
+        Big batches are written past the caches: they do not stay there until they are read.
+        """
+        if self._tail is not None and self._fields:
+            nbytes = batch_size * sum(one.nbytes for one in self._fields)
+            self._tail.write_past_the_caches(nbytes >= _BIG_NBYTES)
 
     def advise(self) -> None:
         """Tell the system that mapped arrays are read here and there, where order is shuffled.

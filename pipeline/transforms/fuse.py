@@ -46,9 +46,8 @@ PLAIN, DIVIDED, TABLE = 0, 1, 2  # how values are computed
 AHEAD = 16384  # bytes: images up to this size are asked for one sample ahead
 SCRATCH = 16384  # bytes of source pixels between the two stages: they stay in the L1 cache
 # Fields of a plan.
-COUNT, TALL_IN, WIDE_IN, CHANNELS, TALL_OUT, WIDE_OUT, BY_CHANNEL, BY_ROW, BY_PIXEL, MODE = range(
-    10
-)
+COUNT, TALL_IN, WIDE_IN, CHANNELS, TALL_OUT, WIDE_OUT, BY_CHANNEL, BY_ROW = range(8)
+BY_PIXEL, MODE, STREAM = range(8, 11)
 
 Array = npt.NDArray[Any]
 
@@ -114,7 +113,14 @@ def _gather(
 
 @kernel
 def convert(
-    mode: Any, period: Any, source: Any, count: Any, coefficients: Any, out: Any, to: Any
+    mode: Any,
+    period: Any,
+    source: Any,
+    count: Any,
+    coefficients: Any,
+    out: Any,
+    to: Any,
+    stream: Any,
 ) -> None:
     """Compute `count` >= 16 values from the bytes at `source` into out[to:].
 
@@ -123,16 +129,17 @@ def convert(
         period, source, count, coefficients: uint64, see `rows`.
         out: for its dtype.
         to: address of the first output element.
+        stream: uint64, whether to write past the caches; then a `rows.fence` must follow.
     """
     if mode == PLAIN:
         if period == uint64(1):
-            rows.convert_plane(out, source, to, count, coefficients, period)
+            rows.convert_plane(out, source, to, count, coefficients, period, stream)
         else:
-            rows.convert_pixels(out, source, to, count, coefficients, period)
+            rows.convert_pixels(out, source, to, count, coefficients, period, stream)
     elif period == uint64(1):
-        rows.convert_plane_divided(out, source, to, count, coefficients, period)
+        rows.convert_plane_divided(out, source, to, count, coefficients, period, stream)
     else:
-        rows.convert_pixels_divided(out, source, to, count, coefficients, period)
+        rows.convert_pixels_divided(out, source, to, count, coefficients, period, stream)
 
 
 @kernel
@@ -196,9 +203,9 @@ def render(
 
     Args:
         images: uint64, address of the source images, uint8 `[N, H, W, C]`, contiguous.
-        plan: i64[10], the PLAN fields: N, H, W, C of the source; height and width of a finished
+        plan: i64[11], the PLAN fields: N, H, W, C of the source; height and width of a finished
             image; elements from channel to channel, row to row, pixel to pixel of it; and PLAIN,
-            DIVIDED or TABLE.
+            DIVIDED or TABLE; whether to write past the caches.
         ids: i64[n], which source image each sample takes.
         positions, phase, key, lanes, steps, shapes: see `draws.draw_samples`.
         coefficients: f32, a row for each channel if the output is CHW, else one row; see `rows`.
@@ -217,7 +224,7 @@ def render(
     erased = np.empty((n, erase_fill.shape[0], RECTANGLE), np.int64)
     draws.draw_samples(positions, phase, key, lanes, steps, shapes, tall, wide, geo, erased)
 
-    planar = plan[BY_PIXEL] == 1
+    planar, stream = plan[BY_PIXEL] == 1, uint64(plan[STREAM])
     parts, period = (channels, int64(1)) if planar else (int64(1), channels)
     pixel = uint64(period)
     row_nbytes = width * channels
@@ -273,8 +280,11 @@ def render(
                         coefficients_at + uint64(part) * coefficient_row,
                         out,
                         out_at + uint64(to * out.itemsize),
+                        stream,
                     )
         for e in range(erased.shape[1]):
             if erased[i, e, TALL] > 0:
                 erase(erased, i, e, erase_fill, plan, out, start)
+    if stream:
+        rows.fence()
     return int64(-1)

@@ -134,7 +134,12 @@ class Plan:
     """The shapes of the fused tail, as its kernel takes them."""
 
     def __init__(
-        self, source: tuple[int, ...], finished: tuple[int, ...], layout: str, mode: int
+        self,
+        source: tuple[int, ...],
+        finished: tuple[int, ...],
+        layout: str,
+        mode: int,
+        stream: bool = False,
     ) -> None:
         self.source = source
         self.finished = finished
@@ -146,7 +151,7 @@ class Plan:
             height, width, _ = finished
             strides = (1, width * channels, channels)
         self.planar = strides[2] == 1
-        self.fields = np.array((*source, height, width, *strides, mode), np.int64)
+        self.fields = np.array((*source, height, width, *strides, mode, stream), np.int64)
 
 
 def _formula(tail: Sequence[Any], channels: int, table: Image) -> tuple[int, Image, Image]:

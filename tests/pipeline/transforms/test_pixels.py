@@ -210,6 +210,32 @@ def test_a_batch_keeps_its_bytes() -> None:
     )
 
 
+@pytest.mark.parametrize("shift", [0, 4, 64], ids=["aligned", "unaligned", "next line"])
+@pytest.mark.parametrize("shape", [(32, 32, 3), (48, 64, 3), (30, 20, 3)], ids=str)
+@pytest.mark.parametrize("first", [T.RandomCrop(16, padding=2), T.RandomResizedCrop(48)], ids=repr)
+def test_writing_past_the_caches_changes_no_byte(
+    shift: int, shape: tuple[int, int, int], first: Any
+) -> None:
+    images = source((40, *shape))
+    ids, positions = np.arange(40) % 7, np.arange(40, dtype=np.uint64)
+    for rest in ([*CIFAR[1:], T.RandomErasing(1.0)], [T.ToTensor()], [T.ToDtype("float16")], []):
+        for layout in ("CHW", "HWC"):
+            chain = T.Chain([first, *rest, T.ToLayout(layout)], shape)
+            made = []
+            for wanted in (False, True):
+                chain.write_past_the_caches(wanted)
+                count = 40 * int(np.prod(chain.out_shape))
+                room = np.zeros(count * chain.out_dtype.itemsize + 256, np.uint8)
+                begin = -room.ctypes.data % 64 + shift
+                out = room[begin : begin + count * chain.out_dtype.itemsize]
+                out = out.view(chain.out_dtype).reshape(40, *chain.out_shape)
+                chain.apply_bulk(images, ids, positions, PHASE, KEY, LANES, out)
+                made.append(out.tobytes())
+                assert not room[:begin].any()
+                assert not room[begin + out.nbytes :].any()
+            assert made[0] == made[1]
+
+
 def test_vector_code_computes_the_table_and_is_what_runs() -> None:
     from pipeline.transforms import fuse
 
