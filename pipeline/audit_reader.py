@@ -129,7 +129,7 @@ def lines_of(path: Path, notes: list[str]) -> Iterator[tuple[str, dict[str, Any]
     """Yield ("file:line", facts) of each whole line; tell in `notes` of those that are not.
 
     Raises:
-        AuditError: the file cannot be read, or has no whole line.
+        AuditError: the file cannot be read, has no whole line, or a line that was never one of a log.
     """
     good = 0
     try:
@@ -137,7 +137,13 @@ def lines_of(path: Path, notes: list[str]) -> Iterator[tuple[str, dict[str, Any]
             for number, text in enumerate(f, 1):
                 try:
                     facts = json.loads(text)
-                except ValueError:
+                except ValueError as e:
+                    if text.strip() and not _cut_short(text, e):
+                        raise AuditError(
+                            f"{path}:{number} is no line of an audit log, being no line of JSON: "
+                            f"{text[:60]!r}",
+                            do="give the files as DataLoader(audit=...) wrote them",
+                        ) from e
                     if text.strip():
                         notes.append(f"{path}:{number} was cut short ({len(text)} bytes)")
                     continue
@@ -149,6 +155,16 @@ def lines_of(path: Path, notes: list[str]) -> Iterator[tuple[str, dict[str, Any]
         raise AuditError(f"the audit log {str(path)!r} cannot be read: {e.strerror}") from e
     if not good:
         raise AuditError(f"{str(path)!r} is no audit log: it has no line of JSON")
+
+
+def _cut_short(text: bytes, e: ValueError) -> bool:
+    """Return whether a line that is no JSON is the beginning of one: it fails where it ends."""
+    line = text.rstrip(b"\r\n")
+    if not line.startswith(b"{") or not isinstance(e, json.JSONDecodeError):
+        return False
+    rest = line[e.pos :]
+    begun = e.msg.startswith("Unterminated string") or (len(rest) < 6 and "escape" in e.msg)
+    return begun or any(word.startswith(rest) for word in (b"true", b"false", b"null", b"-"))
 
 
 def positions_of(facts: Mapping[str, Any]) -> np.ndarray:

@@ -127,10 +127,15 @@ class Config:
             chosen = self.dataset.arguments.get("split") if self.dataset else None
             table["split"] = "val" if chosen in ("val", "test") else "train"
         if self.loader.num_workers == 0:
-            table["prefetch_factor"] = None  # DataLoader refuses it, as torch does
+            # DataLoader refuses these, as torch does; they must not keep anybody from setting
+            # num_workers to 0.
+            for name, default in _FOR_WORKERS.items():
+                if name in table:
+                    table[name] = default
         return {"seed": self.seed, "mode": self.mode, **table}
 
 
+_FOR_WORKERS = {"prefetch_factor": None, "multiprocessing_context": None, "timeout": 0.0}
 _TOP = {
     name: kept
     for name, kept in fields(Config).items()

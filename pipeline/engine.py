@@ -148,6 +148,8 @@ class Pass:
         split, seed: for messages.
         left: fast mode after a resume: the positions still missing; else None.
         delivered: batches the user has had.
+        last: batches, once it is known where data of unknown length ends.
+        resumes: it begins in the middle of an epoch, where a state says.
     """
 
     epoch: int
@@ -159,7 +161,8 @@ class Pass:
     seed: int
     left: np.ndarray | None = None
     delivered: int = 0
-    last: int | None = None  # batches, once it is known where data of unknown length ends
+    last: int | None = None
+    resumes: bool = False
 
     def __post_init__(self) -> None:
         self._planned = self.plan.steps(self.offset)
@@ -269,9 +272,11 @@ def sample_error(
     """Return the error the user sees for a sample that failed in a pass, made by `who`."""
     told = describe_error(failure.__cause__) if failure.__cause__ else {"type": "", "message": ""}
     name, message = kind or told["type"], text or told["message"]
+    whole = failure.stage == "collate" and not name.startswith("pipeline.")
     return SampleError.like(
         type(failure.__cause__) if failure.__cause__ else _known(name),
-        f"sample {failure.sample_id} ({datasets.describe(recipe.dataset, failure.sample_id)}) "
+        f"{'the batch that begins with ' if whole else ''}sample {failure.sample_id} "
+        f"({datasets.describe(recipe.dataset, failure.sample_id)}) "
         f"failed in {failure.stage}: {name.removeprefix('builtins.')}: {message}",
         where=f"{one.locate(failure.position)} {who}".rstrip(),
         do=f"{_again(failure, one)} --set seed={one.seed}; repair or remove the sample",

@@ -135,13 +135,15 @@ class DataLoader:
         pin_memory: put tensors into page-locked memory, where there is an accelerator.
         drop_last: leave out the samples that fill no whole batch (of all ranks).
         timeout: seconds to wait for a batch before an error; 0 is for ever. The first sample is made
-            in this process, to learn its fields, and is not covered.
+            in this process, to learn its fields, and is not covered. Without workers a pass that has
+            a timeout raises.
         worker_init_fn: called with the worker's number in each worker process before it works;
             `torch.utils.data.get_worker_info()` answers there.
         multiprocessing_context: "forkserver" (default), "spawn", or "fork", which is the same as
             "forkserver" here: workers are forked from a clean process of ours, never from yours.
             "thread" is worker_method="thread".
-        generator: another way to give a seed: an int, or an object with `initial_seed()` or `seed`.
+        generator: another way to give a seed: an int, or an object with `initial_seed()` or `seed`;
+            not beside `seed`.
         prefetch_factor: batches that are made ahead, for each worker.
         persistent_workers: keep workers between epochs; no effect on any byte.
         in_order: False is mode="fast".
@@ -154,7 +156,7 @@ class DataLoader:
         lanes: logical workers, 1..65536. Part of the addresses, hence of the bytes.
         order: of a shuffled epoch: "fisher_yates" (exact), or "random_access" (no memory).
         streams: "sample".
-        rank, world_size: which share of each global batch; default 0 of 1.
+        rank, world_size: which share of each global batch; default 0 of 1, else both are needed.
         tail: what to do with the last samples: "short", "even", "trim", "drop" or "pad"
             (see `pipeline.plan`).
         on_error: what to do with a sample that cannot be made: "raise"; "skip": leave it out of
@@ -271,6 +273,12 @@ class DataLoader:
         self.output = _choice("output", output, OUTPUTS)
         self._to_output = outputs.converter(self.output)
         self.world_size = _whole("world_size", 1 if world_size is None else world_size, 1, 1 << 24)
+        if rank is None and self.world_size > 1:
+            raise ConfigError(
+                f"world_size={self.world_size} without rank: every process would be rank 0",
+                do=f"give rank too, in [0, {self.world_size - 1}]",
+                field="rank",
+            )
         self.rank = _whole("rank", 0 if rank is None else rank, 0, self.world_size - 1)
         if (sampler is not None or batch_sampler is not None) and self.world_size > 1:
             raise ConfigError(
@@ -286,6 +294,13 @@ class DataLoader:
                 field="on_error",
             )
         self._method = _start_method(multiprocessing_context, worker_method)
+        if multiprocessing_context is not None and self.num_workers == 0:
+            raise ConfigError(
+                f"multiprocessing_context={multiprocessing_context!r} needs num_workers > 0: without "
+                "workers no process is started",
+                do="leave multiprocessing_context at None, or give num_workers",
+                field="multiprocessing_context",
+            )
         self.multiprocessing_context = multiprocessing_context
         self.worker_method = "thread" if self._method == "thread" else "process"
         self._tail = self._chosen_tail(tail)
@@ -312,6 +327,7 @@ class DataLoader:
         self._lock = threading.RLock()  # several threads may share an iterator
         self._serial = 0  # which iterator owns the pass
         self._continues = False  # that iterator goes on where the loader was put
+        self._resumes = False  # the next pass begins where a state says
         self._orders: dict[int, Order] = {}
         self._last_stats: Stats | None = None
         self.last: BatchInfo | None = None
@@ -473,6 +489,7 @@ class DataLoader:
         return self._plan(len(order.listed) if isinstance(order, Listed) else self._length)
 
     def _phase(self, epoch: int) -> int:
+        epoch = _index("epoch", epoch)
         if not 0 <= epoch < 1 << 31:
             raise ConfigError(f"epoch must be in [0, 2**31), got {epoch}")
         return epoch * 2 + (self.split == "val")
@@ -566,6 +583,7 @@ class DataLoader:
                 do="load the state of the batch you want, or use mode='reproducible'",
             )
         plan = self._plan_of(self._order_of(self._epoch))
+        self._resumes = self._resumes and not batches
         if batches:
             last = min(batches, plan.steps(self._offset)) - 1
             self._offset = plan.offset_after(last, self._offset) if last >= 0 else self._offset
@@ -591,17 +609,28 @@ class DataLoader:
     def _begin(self) -> None:
         """Start the pass that is due."""
         self._settle()
+        resumes, self._resumes = self._resumes, False
+        if self.timeout and self.num_workers == 0:  # here, as in torch: both can be set later
+            raise ConfigError(
+                f"timeout={self.timeout:g} needs num_workers > 0: what this process makes itself "
+                "cannot be interrupted",
+                do="leave timeout at 0, or give num_workers",
+                field="timeout",
+            )
         self._fresh = False
         order = self._order_of(self._epoch)
         self._check_listed(order)
         plan = self._plan_of(order)
         self._pass = one = self._make_pass(self._epoch, self._offset, plan, order)
+        one.resumes = resumes and self._offset > 0
         if self._in_any_order or self._resumed_ahead:
             self._cover(one)
         if one.steps == 0:
             return
         if self._recipe.fields is None:
             self._probe(one)
+            if self._recipe.fields is None:
+                return
         if self._audit is not None:
             self._begin_audit(self._audit, one)
         if self.pin_memory:
@@ -692,6 +721,8 @@ class DataLoader:
         if not len(ids):  # a rank without a sample of its own still needs the fields
             positions = np.array([one.offset], np.uint64)
             ids = one.order.ids(positions)
+        if not len(ids):
+            return  # the sampler gives no more: this pass is over
         try:
             self._here().probe(int(ids[0]), int(positions[0]), one.phase)
         except SampleFailure as e:
@@ -756,14 +787,12 @@ class DataLoader:
         assert one is not None
         batch = self._engine.take() if self._engine is not None and one.steps else None
         if batch is None:
-            self._finish(one)
-            raise StopIteration
+            return self._end(one)
         if batch.ended:
             one.last = batch.step + 1
             partial = self._tail == "drop" and batch.real < one.plan.batch_size
             if not len(batch.covered if batch.covered is not None else ()) or partial:
-                self._finish(one)
-                raise StopIteration
+                return self._end(one)
         delivered = self._deliver(batch)
         before = self._offset, None if self._coverage is None else self._coverage.copy()
         try:
@@ -785,6 +814,16 @@ class DataLoader:
         if not len(batch.ids) and batch.failures:
             return self._next()  # every sample of it was skipped
         return delivered
+
+    def _end(self, one: Pass) -> Any:
+        """End a pass. One that a state continues behind the last batch is over before it began: only
+        now, where nobody knows the length of the data; then the next epoch is due.
+        """
+        self._finish(one)
+        if one.resumes and not one.delivered:
+            self._begin()
+            return self._next()
+        raise StopIteration
 
     def _note(self, one: Pass, batch: Batch) -> None:
         """Keep account of samples that were skipped or replaced, and tell of them."""
@@ -922,13 +961,14 @@ class DataLoader:
             step: the batch's place in the whole epoch.
 
         Raises:
+            TypeError: epoch or step is no int.
             IndexError: the epoch has no such step.
             SampleError: a sample cannot be made.
         """
+        epoch, step = _index("epoch", epoch), _index("step", step)
         order = self._order_of(epoch)
         plan = self._plan_of(order)
         one = self._make_pass(epoch, 0, plan, order)
-        step = operator.index(step)
         ids, positions, real = one.work(step)
         if step >= one.steps:
             raise IndexError(f"step {step} is not in [0, {one.steps})")
@@ -940,8 +980,8 @@ class DataLoader:
         Raises:
             IndexError: the epoch has no such step.
         """
-        plan = self._plan_of(self._order_of(epoch))
-        return plan.positions(operator.index(step))[0]
+        epoch, step = _index("epoch", epoch), _index("step", step)
+        return self._plan_of(self._order_of(epoch)).positions(step)[0]
 
     def made_at(self, epoch: int, positions: np.ndarray) -> Batch:
         """Return the samples at any positions of an epoch, made here and now.
@@ -983,9 +1023,24 @@ class DataLoader:
             return Batch(arrays, ids, positions, real, step)
         batch = finished(recipe, arrays, ids, positions, real, one, step, made.status, made)
         if not len(batch.ids):
-            why = f"all {len(ids)} were left out" if batch.failures else "the data end before it"
-            raise IndexError(f"step {step} holds no sample: {why}")
+            raise IndexError(self._why_empty(one, ids, positions, batch.failures))
         return batch
+
+    def _why_empty(
+        self, one: Pass, ids: np.ndarray, positions: np.ndarray, failures: Sequence[Failure]
+    ) -> str:
+        where = f"position {positions[0]}"
+        if len(positions) > 1:
+            where = f"positions {positions[0]} .. {positions[-1]}"
+        told = f"epoch {one.epoch} has no sample at {where}: "
+        if not failures:
+            return told + "the data end before it"
+        first = failures[0]
+        return (
+            f"{told}none of the {len(ids)} could be made and on_error='skip' leaves them out; sample "
+            f"{first.sample_id} ({datasets.describe(self.dataset, first.sample_id)}) failed in "
+            f"{first.stage}: {first.type}: {first.message}"
+        )
 
     def explain(
         self, epoch: int, step: int | None = None, slot: int = 0, *, position: int | None = None
@@ -999,17 +1054,19 @@ class DataLoader:
 
         Raises:
             ConfigError: neither a step nor a position, or both.
+            TypeError: one of them is no int.
             IndexError: the epoch has no such sample.
             SampleError: it cannot be made.
         """
         if (step is None) == (position is None):
             raise ConfigError("explain needs either a step (and slot) or a position")
+        epoch, slot = _index("epoch", epoch), _index("slot", slot)
         if step is not None:
             positions = self.positions_at(epoch, step)
             if not 0 <= slot < len(positions):
                 raise IndexError(f"slot {slot} is not in [0, {len(positions)})")
             position = int(positions[slot])
-        assert position is not None
+        position = _index("position", position)
         if position < 0:
             raise IndexError(f"position {position} is negative")
         batch = self.made_at(epoch, np.array([position], np.uint64))
@@ -1029,6 +1086,7 @@ class DataLoader:
             IndexError: no such position.
             Exception: whatever the dataset or a transform raises.
         """
+        epoch, position = _index("epoch", epoch), _index("position", position)
         order = self._order_of(epoch)
         length = self._plan_of(order).length
         if not 0 <= position < length:
@@ -1183,7 +1241,7 @@ class DataLoader:
         self._epoch, self._offset, self._fresh = loaded.epoch, loaded.offset, True
         self._resumed_ahead, self._listed = loaded.ahead, loaded.listed
         self._failed_before, self.failures = loaded.failures or 0, []
-        self._following = None
+        self._following, self._resumes = None, True
         if self.digest is not None:
             self.digest = audits.Digest(*loaded.audit)
             self._digest_at = (loaded.epoch, loaded.offset) if loaded.audit else (0, 0)
@@ -1393,6 +1451,12 @@ _set = object.__setattr__  # for what changes with every batch: DataLoader's own
 # ---------------------------------------------------------------- arguments
 def _choose_seed(seed: int | None, generator: Any) -> tuple[int, bool]:
     """Return (seed, whether the user fixed it)."""
+    if seed is not None and generator is not None:
+        raise ConfigError(
+            f"seed={seed!r} and generator={generator!r} both give a seed",
+            do="give one of them",
+            field="generator",
+        )
     if seed is not None:
         return _checked_seed("seed", seed), True
     if generator is not None:
@@ -1428,6 +1492,12 @@ def _whole(name: str, value: Any, low: int, high: int) -> int:
         f"{name} must be an int in [{low}, {high}], got {value!r} ({type(value).__name__})",
         field=name,
     )
+
+
+def _index(name: str, value: Any) -> int:
+    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an int, got {value!r} ({type(value).__name__})")
+    return operator.index(value)
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -1501,10 +1571,12 @@ def _function(name: str, value: Any) -> Any:
     raise ConfigError(f"{name} must be a function or None, got {value!r}", field=name)
 
 
-# As in torch: these cannot be set once a loader is made …
-_FIXED = (
+# As in torch the first six cannot be set once a loader is made, and no more can ours …
+_FIXED = frozenset((
     "batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers",
-)  # fmt: skip
+    "shuffle", "rank", "world_size", "mode", "split", "lanes", "order", "streams", "on_error",
+    "output", "transforms", "worker_method",
+))  # fmt: skip
 # … and these can; a pass that begins later uses them.
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "num_workers": lambda name, value: _whole(name, value, 0, 4096),

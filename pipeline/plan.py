@@ -224,6 +224,9 @@ def make_order(kind: str, n: int, key: int, phase: int) -> Order:
         n: positions.
         key: 64-bit key of the run, split folded in.
         phase: uint32.
+
+    Raises:
+        ConfigError: too many positions, or no memory for the order.
     """
     if n > MAX_POSITIONS:
         raise ConfigError(f"a dataset may have 2**40 samples, this one has {n}")
@@ -231,7 +234,15 @@ def make_order(kind: str, n: int, key: int, phase: int) -> Order:
         return Sequential()
     if kind == "random_access":
         return RandomAccess(n, address.unmix64(key), phase)
-    return Listed(permutation_from_key(n, key, phase))
+    try:
+        return Listed(permutation_from_key(n, key, phase))
+    except MemoryError as e:
+        raise ConfigError(
+            f"no memory for a shuffled order of {n:,} samples: it takes "
+            f"{n * (4 if n <= 1 << 32 else 8):,} bytes",
+            do='use order="random_access", which takes none',
+            field="order",
+        ) from e
 
 
 class Streamed:
@@ -336,8 +347,13 @@ def cut(batches: Sequence[Any], length: int) -> Cutting:
                 f"batch {number} of the batch_sampler is {batch!r}, not a list of indices",
                 do="give lists of ints; for single indices use sampler",
             ) from e
-        if len(flat) > bounds[-1]:
-            bounds.append(len(flat))
+        if len(flat) == bounds[-1]:
+            raise ConfigError(
+                f"batch {number} of the batch_sampler is empty: there is no sample to make a batch of",
+                do="leave out empty lists",
+                field="batch_sampler",
+            )
+        bounds.append(len(flat))
     return Cutting(checked_ids(flat, length), tuple(bounds))
 
 
@@ -353,6 +369,11 @@ def checked_ids(listed: Sequence[Any], length: int) -> np.ndarray:
         bad = next(i for i in listed if not hasattr(i, "__index__"))
         raise ConfigError(
             f"the sampler gave {bad!r}, not an index of the dataset", do="give ints"
+        ) from None
+    except OverflowError:
+        at = next(k for k, i in enumerate(listed) if not -(2**63) <= i.__index__() < 2**63)
+        raise ConfigError(
+            f"the sampler gave index {listed[at]} at place {at}; the dataset has {length} samples"
         ) from None
     wrong = np.flatnonzero((ids < -length) | (ids >= length))
     if len(wrong):

@@ -167,7 +167,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             drop_last=source.drop_last,
             num_workers=self.num_workers,
             timeout=self.timeout,
-            multiprocessing_context=self.multiprocessing_context,
+            multiprocessing_context=self.multiprocessing_context if self.num_workers else None,
             generator=self.generator if seed is None else None,
             prefetch_factor=self._prefetch if self.num_workers else None,
             persistent_workers=True if self._persistent is None else self._persistent,

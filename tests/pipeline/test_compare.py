@@ -138,6 +138,27 @@ def test_a_line_that_was_cut_short_is_a_note(log, tmp_path):
     assert "was cut short" in found.notes[0]
 
 
+@pytest.mark.parametrize("place", [1, -1], ids=["middle", "end"])
+@pytest.mark.parametrize(
+    "text", ["garbage", '{"epoch": oh no}', "\0\0\0"], ids=["words", "json", "nul"]
+)
+def test_a_line_that_was_never_one_of_a_log_is_an_error_with_its_number(log, tmp_path, place, text):
+    lines = log.read_text().splitlines()
+    lines[place] = text
+    other = tmp_path / "b"
+    other.write_text("\n".join(lines) + "\n")
+    with pytest.raises(pipeline.AuditError, match=rf"b:{place % len(lines) + 1} is no line of an"):
+        pipeline.verify(log, other)
+
+
+def test_wherever_a_line_is_cut_it_is_a_note_and_no_error(log, tmp_path):
+    lines = log.read_text().splitlines()
+    other = tmp_path / "b"
+    for end in range(1, len(lines[2])):
+        other.write_text("\n".join([*lines[:2], lines[2][:end], *lines[3:]]) + "\n")
+        assert "b:3 was cut short" in pipeline.verify(log, other).notes[0]
+
+
 def test_other_fields_are_told_before_any_digest(log, tmp_path):
     other = run(tmp_path / "b", transforms=[T.Normalize(preset="cifar10", dtype="float16")])
     found = pipeline.verify(log, other)

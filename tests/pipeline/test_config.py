@@ -324,7 +324,8 @@ def test_every_key_of_the_schema_reaches_what_is_built():
     ):
         for name, field in fields(target).items():
             value = value_of(field.type, name)
-            workers = {"loader.num_workers": 1} if name == "prefetch_factor" else {}
+            needs = name in ("prefetch_factor", "timeout", "multiprocessing_context")
+            workers = {"loader.num_workers": 1} if needs else {}
             config = load_config("seed = 1", {section: {name: value}, **workers})
             got = config.loader_kwargs()[name] if section == "loader" else getattr(config.run, name)
             assert got == value, name
@@ -388,6 +389,11 @@ def test_no_workers_need_no_prefetch_factor():
     assert config.loader_kwargs()["prefetch_factor"] == 4
     config = load_config("[loader]\nnum_workers = 0\nprefetch_factor = 4\n")
     assert config.loader_kwargs()["prefetch_factor"] is None
+    config = load_config(
+        '[loader]\nnum_workers = 0\ntimeout = 4\nmultiprocessing_context = "spawn"\n'
+    )
+    assert config.loader_kwargs()["timeout"] == 0
+    assert config.loader_kwargs()["multiprocessing_context"] is None
 
 
 @pytest.mark.parametrize(

@@ -62,12 +62,21 @@ def test_a_wrong_argument_is_refused_and_named(field, value):
     ("options", "text"),
     [
         ({"sampler": [0, 1], "shuffle": True}, "mutually exclusive with shuffle"),
-        ({"sampler": [0, 1], "world_size": 2}, "sampler cannot be combined with world_size"),
+        (
+            {"sampler": [0, 1], "rank": 0, "world_size": 2},
+            "sampler cannot be combined with world_size",
+        ),
         ({"drop_last": True, "tail": "short"}, "drop_last=True contradicts tail='short'"),
         ({"tail": "pad", "mode": "fast"}, "tail='pad' needs mode='reproducible'"),
         ({"tail": "even", "mode": "fast"}, "tail='even' needs mode='reproducible'"),
         ({"prefetch_factor": 2}, "prefetch_factor needs num_workers > 0"),
         ({"rank": 2, "world_size": 2}, "rank must be an int in \\[0, 1\\]"),
+        ({"world_size": 2}, "world_size=2 without rank: every process would be rank 0"),
+        ({"seed": 1, "generator": 2}, "seed=1 and generator=2 both give a seed"),
+        (
+            {"multiprocessing_context": "spawn"},
+            "multiprocessing_context='spawn' needs num_workers > 0",
+        ),
         ({"transforms": [3]}, "transforms\\[0\\] is 3"),
     ],
 )
@@ -86,7 +95,79 @@ def test_drop_last_that_leaves_nothing_is_refused_with_both_numbers():
     with pytest.raises(ConfigError, match="5 samples do not fill one batch of 8"):
         numbers(5, batch_size=8, drop_last=True)
     with pytest.raises(ConfigError, match="batch of 8"):
-        numbers(5, batch_size=4, world_size=2, tail="drop")
+        numbers(5, batch_size=4, rank=0, world_size=2, tail="drop")
+
+
+def test_a_timeout_without_workers_is_refused_by_the_pass_as_in_torch():
+    loader = numbers(5, timeout=3)
+    with pytest.raises(ConfigError, match="timeout=3 needs num_workers > 0"):
+        next(iter(loader))
+    loader.timeout = 0
+    assert len(list(loader)) == 5
+
+
+@pytest.mark.parametrize("huge", [2**70, -(2**70), 2**63])
+def test_an_index_of_a_sampler_beyond_64_bits_is_refused_with_its_place(huge):
+    with pytest.raises(ConfigError, match=f"index {huge} at place 1; the dataset has 5"):
+        next(iter(numbers(5, sampler=[0, huge])))
+
+
+def test_an_order_that_fits_into_no_memory_is_refused_with_its_bytes():
+    class Vast(Numbers):
+        def __len__(self):
+            return 1 << 40
+
+    with pytest.raises(
+        ConfigError, match=r"1,099,511,627,776 samples.*8,796,093,022,208 bytes"
+    ) as e:
+        next(iter(DataLoader(Vast(1), shuffle=True, seed=1)))
+    assert 'order="random_access"' in str(e.value)
+    assert len(next(iter(DataLoader(Vast(1), shuffle=True, order="random_access", seed=1)))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("epoch", lambda loader: loader.batch_at("a", 0)),
+        ("step", lambda loader: loader.batch_at(0, 1.0)),
+        ("epoch", lambda loader: loader.explain(True, 0)),
+        ("step", lambda loader: loader.explain(0, "0")),
+        ("slot", lambda loader: loader.explain(0, 0, None)),
+        ("position", lambda loader: loader.explain(0, position=1.5)),
+        ("position", lambda loader: loader.sample_at(0, "1")),
+        ("epoch", lambda loader: loader.positions_at(None, 0)),
+    ],
+    ids=range(8),
+)
+def test_a_place_that_is_no_int_is_refused_by_its_name(name, call):
+    with pytest.raises(TypeError, match=f"{name} must be an int, got"):
+        call(numbers(5))
+
+
+@pytest.mark.parametrize("name", ["rank", "world_size", "shuffle", "mode", "lanes", "on_error"])
+def test_what_decides_the_plan_cannot_be_set(name):
+    loader = numbers(5)
+    with pytest.raises(ValueError, match=f"{name} attribute should not be set after DataLoader"):
+        setattr(loader, name, 1)
+    assert len(list(loader)) == 5
+
+
+def test_a_batch_without_a_sample_says_where_and_why():
+    class Broken(Numbers):
+        def __getitem__(self, i):
+            if i >= 2:
+                raise KeyError(f"gone {i}")
+            return np.int64(i)
+
+    loader = DataLoader(Broken(6), 2, on_error="skip", seed=1)
+    with pytest.raises(
+        IndexError,
+        match=r"positions 2 \.\. 3: none of the 2 could be made.*sample 2 .*KeyError: 'gone",
+    ):
+        loader.batch_at(0, 1)
+    with pytest.raises(IndexError, match="position 5: none of the 1 could be made"):
+        loader.explain(0, position=5)
+    assert [b.tolist() for b in loader] == [[0, 1]]
 
 
 def test_too_little_memory_is_refused_with_the_settings_that_help():

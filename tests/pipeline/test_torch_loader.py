@@ -178,7 +178,7 @@ def test_what_torch_lets_be_set_acts_on_the_next_pass():
         assert (loader.timeout, loader.epoch) == (60, 2)
         batches = iter(loader)
         next(batches)
-        loader.num_workers = 0
+        loader.num_workers = loader.timeout = 0  # torch refuses a timeout without workers
         assert next(batches).tolist() == loader.batch_at(2, 1).tolist()  # a running pass goes on
         assert values(loader) == [loader.batch_at(3, i).tolist() for i in range(3)]
         assert loader.worker_pids() == []

@@ -208,16 +208,16 @@ def test_batch_size_none_and_drop_last_exclude_each_other():
 
 
 # ---------------------------------------------------------------- batch_sampler
-SIZES = [[3, 1], [0], [5, 6, 7, 8, 2], [], [4, 9]]
+SIZES = [[3, 1], [0], [5, 6, 7, 8, 2], [4, 9]]
 
 
 @pytest.mark.parametrize("how", HOW, ids=str)
 @pytest.mark.parametrize("mode", ["reproducible", "fast"])
 def test_a_batch_sampler_may_give_batches_of_any_size(how, mode):
     loader = DataLoader(Numbers(10), batch_sampler=SIZES, mode=mode, **how)
-    assert (loader.batch_size, loader.drop_last, len(loader)) == (None, False, 5)
+    assert (loader.batch_size, loader.drop_last, len(loader)) == (None, False, 4)
     got = [ids.tolist() for ids, _ in batches(loader, 2)]
-    assert got == [s for s in SIZES if s] * 2
+    assert got == SIZES * 2
 
 
 def test_a_batch_sampler_resumes_at_every_step():
@@ -234,6 +234,11 @@ def test_a_batch_sampler_resumes_at_every_step():
         assert all(same(a, b) for a, b in zip(full, head + tail, strict=True))
         if stop == len(full):
             assert state["epoch"] == 1
+
+
+def test_an_empty_batch_of_a_batch_sampler_is_refused_by_its_number():
+    with pytest.raises(ConfigError, match="batch 1 of the batch_sampler is empty"):
+        next(iter(DataLoader(Numbers(4), batch_sampler=[[0], [], [1]])))
 
 
 def test_another_cut_of_the_same_order_is_not_resumed():
@@ -456,6 +461,46 @@ def test_leaving_an_iterable_after_its_last_batch_begins_the_next_epoch():
     assert loader.state_dict()["epoch"] == 1
     assert [len(b[0]) for b in loader] == [4, 2]
     assert loader.epoch == 2
+
+
+@pytest.mark.parametrize("how", HOW[:3], ids=str)  # threads share the generators it draws from
+def test_a_state_behind_the_last_full_batch_of_an_iterable_goes_on_with_the_next_epoch(how):
+    loader = DataLoader(Stream(8), 4, seed=6)
+    iterator = iter(loader)
+    next(iterator), next(iterator)  # nobody knows yet that there is no more
+    state = loader.state_dict()
+    expected = list(loader)
+    with DataLoader(Stream(8), 4, seed=6, **how) as other:
+        other.load_state_dict(state)
+        got = list(other)
+        assert len(got) == len(expected) == 2
+        assert all(same(a, b) for a, b in zip(got, expected, strict=True))
+        assert other.epoch == 2
+        assert len(list(other)) == 2
+
+
+def test_the_same_of_a_sampler_without_a_length():
+    class Endless:
+        def __iter__(self):
+            return iter(range(8))
+
+    loader = DataLoader(Numbers(8), 4, sampler=Endless(), seed=6)
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    other = DataLoader(Numbers(8), 4, sampler=Endless(), seed=6)
+    other.load_state_dict(loader.state_dict())
+    assert [b[0].tolist() for b in other] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert other.epoch == 2
+
+
+def test_skipping_behind_the_end_after_a_resume_is_an_empty_pass():
+    loader = DataLoader(Numbers(8), 4, seed=6)
+    iterator = iter(loader)
+    next(iterator)
+    other = DataLoader(Numbers(8), 4, seed=6)
+    other.load_state_dict(loader.state_dict())
+    other.skip(9)
+    assert list(other) == []
 
 
 def test_an_iterable_without_a_length_has_none():
