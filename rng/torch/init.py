@@ -7,7 +7,7 @@ Names, further arguments and defaults are those of torch.nn.init. Element i of t
 name, i) alone: not on the device, on what else is made, nor on how a DTensor is split. All values are made in
 float32 and cast once; those of `orthogonal_` in float64, on the host.
 
-Every function fills in place, returns the tensor, and takes:
+Every function fills in place, returns the tensor, and takes (constants need neither size nor box):
 
     seed, name     the address; `name` is the parameter's name in the model
     size, box      of a plain tensor that is a part of a larger one: the whole's size, and one slice (step 1)

@@ -145,13 +145,12 @@ class DropoutState(torch.nn.Module):
         """Go to the seed and the step of `get_extra_state`; the first row stays.
 
         Raises:
-            ValueError: not int64[2], or a step out of range.
+            ValueError: not int64[2].
         """
         if not isinstance(state, torch.Tensor) or state.shape != (2,) or state.dtype != torch.int64:
             raise ValueError(f"the state of dropout is int64[2], (seed, step), got {state!r}")
-        seed, step = (int(number) for number in state.tolist())
-        self.seek(_step(step))
-        self.seed = seed & address.M64
+        self.seek(state[1])  # any that `advance` may have reached: masks see its low 32 bits
+        self.seed = int(state[0]) & address.M64
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         """Move the cell as a module's tensors move; its numbers survive what makes new, empty tensors."""

@@ -336,6 +336,16 @@ def test_steps_are_addresses_not_a_history(way):
     assert torch.equal(dropout(x, 0.5, DropoutState(7, step=19), "a"), by_step[19])
 
 
+def test_a_state_that_went_round_is_saved_and_resumed():
+    state = DropoutState(3, step=(1 << 32) - 1)
+    state.advance()
+    other = DropoutState(4)
+    other.load_state_dict(state.state_dict())
+    assert (other.seed, other.step) == (3, 1 << 32)
+    x = torch.ones(4, 50)
+    assert torch.equal(dropout(x, 0.5, other, "a"), dropout(x, 0.5, DropoutState(3), "a"))
+
+
 def test_a_state_is_saved_and_resumed_with_the_row_of_the_process_that_loads_it():
     state = DropoutState((1 << 64) - 3, step=5, first_row=64)
     saved = copy.deepcopy(state.state_dict())
