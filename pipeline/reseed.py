@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from numba import uint64
+from numba import uint32, uint64
 
 from pipeline.errors import ConfigError
 from rng import address, philox
@@ -39,21 +39,26 @@ SAMPLER_OP = 3  # 2 makes the iterator of an iterable dataset
 
 @kernel
 def _fill(
-    scratch: Any, ours: Any, theirs: Any, n: Any, phase: Any, site: Any, k0: Any, k1: Any
+    scratch: Any, ours: Any, theirs: Any, pair: Any, n: Any, phase: Any, site: Any, k0: Any, k1: Any
 ) -> None:
-    """Give each generator its 624 words of the stream of a sample's address, and torch scratch[:2]."""
+    """Give each generator its 624 words of the stream of a sample's address, and torch scratch[:2].
+
+    All words are used up then: the next draw makes new ones.
+    """
     k0, k1, c2, c3 = uint64(k0), uint64(k1), uint64(phase), uint64(site)
     at = uint64(n) << uint64(24)
     whole = uint64(_WORDS - _WORDS % philox.WORDS)
-    for target in (ours, theirs):
+    for target, begin in ((ours, uint64(0)), (theirs, uint64(1))):
         # Where they are wanted, without a copy; the last blocks would leave the array.
         for first in range(uint64(0), whole, uint64(philox.WORDS)):
-            philox.blocks(target, first, at + (first >> uint64(2)), c2, c3, k0, k1)
+            philox.blocks(target, begin + first, at + (first >> uint64(2)), c2, c3, k0, k1)
         philox.blocks(scratch, uint64(0), at + (whole >> uint64(2)), c2, c3, k0, k1)
         for i in range(uint64(_WORDS) - whole):
-            target[whole + i] = scratch[i]
+            target[begin + whole + i] = scratch[i]
         at += uint64(_WORDS // 4)
     philox.blocks(scratch, uint64(0), at, c2, c3, k0, k1)
+    ours[_WORDS] = theirs[0] = uint32(_WORDS)
+    pair[0] = 0
 
 
 class Reseeder:
@@ -69,12 +74,13 @@ class Reseeder:
         self._lanes = lanes
         self._scratch = np.empty(philox.WORDS, np.uint32)
         self._generator: Any = None
-        self._pair = _pair_flag()
+        flag = _pair_flag()
+        self._pair_known = flag is not None
+        self._pair: Any = np.zeros(1, np.int32) if flag is None else flag
         self._find_numpy()
         place = _python_words()
         self._python_known = place is not None
         self._python = np.empty(_WORDS + 1, np.uint32) if place is None else place
-        self._python_state = self._python[1:]
 
     def _find_numpy(self) -> None:
         generator = _numpy_generator()
@@ -88,7 +94,6 @@ class Reseeder:
         known = _numpy_words(generator)
         self._numpy_known = known is not None
         self._numpy: Any = np.empty(_WORDS + 1, np.uint32) if known is None else known
-        self._numpy_state = self._numpy[:_WORDS]
 
     def seed(self, position: int, phase: int, op: int = OP) -> None:
         """Set every generator for the sample at `position` of `phase`.
@@ -101,30 +106,26 @@ class Reseeder:
         if _numpy_generator() is not self._generator:  # the user's code installed another one
             self._find_numpy()
         n, lane = divmod(position, self._lanes)
-        if self._pair is None:
+        if not self._pair_known:
             np.random.seed(0)  # noqa: NPY002, TID251 - forgets the second half of a normal pair
-        else:
-            self._pair.value = 0
         _fill(
             self._scratch,
-            self._numpy_state,
-            self._python_state,
+            self._numpy,
+            self._python,
+            self._pair,
             n,
             phase,
             address.USER << 24 | op << 16 | lane,
             self._k0,
             self._k1,
         )
-        # All words are used up: the next draw makes new ones.
-        if self._numpy_known:
-            self._numpy[_WORDS] = _WORDS
-        else:
-            np.random.set_state(("MT19937", self._numpy_state, _WORDS, 0, 0.0))  # noqa: NPY002, TID251
+        if not self._numpy_known:
+            words = self._numpy[:_WORDS]
+            np.random.set_state(("MT19937", words, _WORDS, 0, 0.0))  # noqa: NPY002, TID251
         if self._python_known:
-            self._python[0] = _WORDS
             random._inst.gauss_next = None  # type: ignore[attr-defined]
         else:
-            random.setstate((3, (*self._python_state.tolist(), _WORDS), None))
+            random.setstate((3, (*self._python[1:].tolist(), _WORDS), None))
         torch = sys.modules.get("torch")
         if torch is not None:
             low, high = self._scratch[:2].tolist()
@@ -137,8 +138,8 @@ class Reseeder:
         low, high = self._scratch[:2].tolist()
         return {
             "address": {"purpose": address.USER, "op": OP, "lane": lane, "n": n, "phase": phase},
-            "numpy": self._numpy_state[:4].tolist(),
-            "random": self._python_state[:4].tolist(),
+            "numpy": self._numpy[:4].tolist(),
+            "random": self._python[1:5].tolist(),
             "torch": low | high << 32,
         }
 
@@ -182,8 +183,8 @@ def _numpy_words(generator: Any) -> np.ndarray | None:
     return words if words.tolist() == [*state["key"].tolist(), state["pos"]] else None
 
 
-def _pair_flag() -> Any:
-    """Return the int that says whether numpy keeps the second of a pair of normals, if that is known.
+def _pair_flag() -> np.ndarray | None:
+    """Return a view i32[1] of what says whether numpy keeps the second of a pair of normals, if that is known.
 
     `np.random.seed` resets it too, but fills all words first. In the object it stands before the number kept,
     which is looked for by its value.
@@ -201,12 +202,14 @@ def _pair_flag() -> Any:
         ]
         if len(places) != 1:
             return None
-        flag = ctypes.c_int.from_address(id(owner) + places[0] - 8)
+        where = (ctypes.c_int32 * 1).from_address(id(owner) + places[0] - 8)
+        flag = np.ctypeslib.as_array(where)
         for value in (0, 1):
-            was, flag.value = flag.value, value
+            was = int(flag[0])
+            flag[0] = value
             known = np.random.get_state(legacy=False)["has_gauss"] == value  # noqa: NPY002, TID251
             if was not in (0, 1) or not known:
-                flag.value = was
+                flag[0] = was
                 return None
         return flag
     finally:

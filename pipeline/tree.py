@@ -26,6 +26,8 @@ _DO = (
     "different sizes), or give a collate_fn that makes batches of them"
 )
 Text = str | bytes | None
+_NUMBERS: dict[Any, type] = {_INT: int, _FLOAT: float}
+_MOST = 1 << 63
 
 
 class Structure:
@@ -43,6 +45,37 @@ class Structure:
         self.beside = tuple(name or "sample" for name, _ in leaves.beside)
         flat = type(sample) in (tuple, list) and len(sample) == len(leaves.fixed)
         self._flat: type | None = type(sample) if flat else None
+        # What stands for each leaf of a flat sample besides arrays: for `put`.
+        self._leaves: list[tuple[Any, tuple[int, ...], type | None]] = [
+            (one.dtype, one.shape, None if one.shape else _NUMBERS.get(one.dtype))
+            for one in self.fields
+        ]
+
+    @property
+    def flat(self) -> bool:
+        """Whether a sample is a tuple or list of arrays and numbers alone."""
+        return self._flat is not None
+
+    def put(self, sample: Any, buffers: Sequence[np.ndarray], s: int) -> bool:
+        """Write a flat sample with the very fields of the first into slot `s`: the shortest way.
+
+        Returns:
+            False where it is not one; then `take_apart` tells what it is, and the slot is undefined.
+        """
+        given: Any = sample
+        if type(sample) is not self._flat or len(given) != len(self._leaves):
+            return False
+        for value, buffer, (dtype, shape, number) in zip(
+            given, buffers, self._leaves, strict=False
+        ):
+            kind = type(value)
+            if kind is np.ndarray:
+                if value.dtype != dtype or value.shape != shape:
+                    return False
+            elif kind is not number or (kind is int and not -_MOST <= value < _MOST):
+                return False
+            buffer[s] = value
+        return True
 
     def take_apart(self, sample: Any) -> tuple[list[np.ndarray], list[Text]]:
         """Return the leaves of another sample, checked against the first one's.

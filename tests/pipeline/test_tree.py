@@ -168,3 +168,47 @@ def test_text_leaves_are_taken_apart_beside_the_fields_and_put_back():
 @given(st.lists(st.one_of(st.none(), st.text(), st.binary()), max_size=6))
 def test_text_survives_its_encoding(values):
     assert decode_text(encode_text(values)) == values
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        (np.zeros((2, 3), np.float32), 7, 0.5),
+        (np.zeros((3, 2), np.float32).T, -(1 << 63), float("nan")),
+        (np.zeros((2, 3)), 7, 0.5),
+        (np.zeros((2, 4), np.float32), 7, 0.5),
+        (np.zeros((2, 3), np.float32), 1 << 63, 0.5),
+        (np.zeros((2, 3), np.float32), True, 0.5),
+        (np.zeros((2, 3), np.float32), 7, 1),
+        (np.zeros((2, 3), np.float32), np.int64(7), np.float64(0.5)),
+        (np.zeros((2, 3), np.float32), np.int32(7), 0.5),
+        (np.zeros((2, 3), np.float32), 7),
+        (np.zeros((2, 3), np.float32), 7, 0.5, 1),
+        [np.zeros((2, 3), np.float32), 7, 0.5],
+        (np.ma.zeros((2, 3), np.float32), 7, 0.5),
+        (np.zeros((2, 3), np.float32), "7", 0.5),
+        {"0": np.zeros((2, 3), np.float32)},
+        7,
+    ],
+    ids=repr,
+)
+def test_the_short_way_writes_what_the_long_way_takes_apart(sample):
+    structure = Structure((np.ones((2, 3), np.float32), 3, 0.25))
+    assert structure.flat
+    buffers = [np.full((4, *one.shape), 77, one.dtype) for one in structure.fields]
+    if not structure.put(sample, buffers, 2):
+        return  # then it is taken apart, which tells what is wrong, if anything is
+    leaves, text = structure.take_apart(sample)
+    assert text == []
+    for buffer, leaf in zip(buffers, leaves, strict=True):
+        assert buffer[2].tobytes() == leaf.tobytes()
+        assert (buffer[[0, 1, 3]] == 77).all()
+
+
+def test_the_short_way_takes_the_common_samples():
+    structure = Structure((np.ones((2, 3), np.float32), 3, 0.25))
+    buffers = [np.zeros((4, *one.shape), one.dtype) for one in structure.fields]
+    assert structure.put((np.ones((2, 3), np.float32), 5, 1.5), buffers, 1)
+    assert not Structure({"a": 1}).flat
+    assert not Structure((1, "text")).flat
+    assert not Structure((1, (2, 3))).flat
