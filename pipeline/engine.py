@@ -173,6 +173,11 @@ class Pass:
         self._together = 1
         self._looks_ahead = not isinstance(self.order, Streamed)  # which tells where it was read to
 
+    def leave_only(self, left: np.ndarray) -> None:
+        """Begin again with these positions, uint64[m]: batches were delivered in no order."""
+        self.left, self.delivered = left, 0
+        self._ids = self._positions = np.empty((0, 0), np.int64)
+
     @property
     def steps(self) -> int:
         """Batches in this pass; too many while it is not known where its data end."""
@@ -236,8 +241,8 @@ class Pass:
 class Engine(Protocol):
     """What makes batches."""
 
-    def begin(self, one: Pass) -> None:
-        """Start a pass; what is in flight of an earlier one is abandoned."""
+    def begin(self, one: Pass, step: int = 0) -> None:
+        """Start a pass, or go on with it at a step; what is in flight of an earlier one is abandoned."""
 
     def take(self) -> Batch | None:
         """Return the pass's next batch, or None at its end."""
@@ -273,8 +278,9 @@ def sample_error(
     told = describe_error(failure.__cause__) if failure.__cause__ else {"type": "", "message": ""}
     name, message = kind or told["type"], text or told["message"]
     whole = failure.stage == "collate" and not name.startswith("pipeline.")
+    raised = type(failure.__cause__) if failure.__cause__ else _known(name)
     return SampleError.like(
-        type(failure.__cause__) if failure.__cause__ else _known(name),
+        getattr(raised, "also", raised),
         f"{'the batch that begins with ' if whole else ''}sample {failure.sample_id} "
         f"({datasets.describe(recipe.dataset, failure.sample_id)}) "
         f"failed in {failure.stage}: {name.removeprefix('builtins.')}: {message}",
@@ -340,9 +346,9 @@ class Inline:
         self._clock = Clock()
         self._samples = self._cpu_ns = self._timed_ns = 0
 
-    def begin(self, one: Pass) -> None:
-        """Start a pass."""
-        self._pass, self._step = one, 0
+    def begin(self, one: Pass, step: int = 0) -> None:
+        """Start a pass, or go on with it at a step."""
+        self._pass, self._step = one, step
         self._clock.begin()
 
     def take(self) -> Batch | None:
@@ -550,11 +556,11 @@ class Pooled:
         return self.pool.restarts
 
     # ------------------------------------------------------------ a pass
-    def begin(self, one: Pass) -> None:
-        """Start a pass; what is in flight of an earlier one is abandoned."""
+    def begin(self, one: Pass, step: int = 0) -> None:
+        """Start a pass, or go on with it at a step; what is in flight of an earlier one is abandoned."""
         self.cancel()
         self._pass = one
-        self._next = self._delivered = 0
+        self._next = self._delivered = step
         self._clock.begin()
         self._choose_chunk()
         self._feed()

@@ -17,6 +17,7 @@ import logging
 import operator
 import os
 import platform
+import sys
 import threading
 import time
 import warnings
@@ -31,7 +32,7 @@ import numpy as np
 import rng
 from pipeline import audit as audits
 from pipeline import datasets, outputs
-from pipeline.collate import convert
+from pipeline.collate import as_torchs, convert
 from pipeline.config import Config, build_dataset, build_transforms
 from pipeline.engine import (
     Batch,
@@ -47,6 +48,7 @@ from pipeline.engine import (
 )
 from pipeline.errors import ConfigError, SampleError, StateError, WorkerError
 from pipeline.explain import Explanation, explained
+from pipeline.keyed import Keyed, by_keys, id_of, table_of
 from pipeline.made import Failure
 from pipeline.plan import (
     MAX_POSITIONS,
@@ -59,15 +61,16 @@ from pipeline.plan import (
     Order,
     Plan,
     Streamed,
+    checked_ids,
     cut,
     make_order,
-    sampled,
 )
 from pipeline.reading import EndOfData
 from pipeline.recipe import Recipe, SampleFailure
 from pipeline.reseed import SAMPLER_OP, Reseeder, seeded
 from pipeline.state import State, short_digest
 from pipeline.stats import Stats, nothing
+from pipeline.tree import UnlikeFirst
 from pipeline.workers import payload
 from pipeline.workers.pool import ProcessPool
 from rng import address
@@ -122,11 +125,13 @@ class DataLoader:
 
     Args:
         dataset: map-style: `__len__` and `__getitem__(i)` (or `__getitems__(indices)` for whole
-            batches); or iterable: `__iter__`, read by one worker, in its own order.
+            batches), also a dict; or iterable: `__iter__`, read by one worker, in its own order.
         batch_size: samples of one rank's batch. None gives single samples, not batched.
         shuffle: a new order each epoch; else (the default) the dataset's.
         sampler: gives the order instead: an iterable of indices, read again each epoch, with the
-            process-wide generators set from the epoch's address meanwhile.
+            process-wide generators set from the epoch's address meanwhile. It may give any keys that
+            the dataset takes (see `pipeline.keyed`); workers then start anew in an epoch whose keys
+            are new.
         batch_sampler: gives lists of indices, one for each batch, of any sizes.
         num_workers: 0 makes batches in this process.
         collate_fn: makes a batch of a list of samples (of one sample if batch_size is None), in a
@@ -161,7 +166,8 @@ class DataLoader:
             (see `pipeline.plan`).
         on_error: what to do with a sample that cannot be made: "raise"; "skip": leave it out of
             its batch; "substitute": put another one in its place, drawn at its address. What
-            happened is in `failures` and in the log.
+            happened is in `failures` and in the log. Where `__getitems__` raises, its samples are
+            read one by one, to find the broken one. One unlike the first is broken too.
         output: "numpy" arrays, or "torch" tensors or "jax" arrays that share their memory.
         audit: a file that gets a line of JSON with a fingerprint for each batch (docs/audit.md).
         audit_bytes: "all" of each sample; or "some" of long samples that are made in bulk, where
@@ -170,8 +176,9 @@ class DataLoader:
     Raises:
         ConfigError: a value that cannot be used (also a ValueError).
 
-    Batches are the dataset's containers around arrays [n, …]; a batch may be kept for as long as
-    you like and is never overwritten.
+    Batches are the dataset's containers around arrays [n, …] (with output="torch", those of torch's
+    `default_collate`); a batch may be kept for as long as you like and is never overwritten. Samples
+    unlike each other are collated by torch's rules, see `pipeline.merge`.
 
     >>> import numpy as np
     >>> from pipeline import datasets
@@ -219,8 +226,9 @@ class DataLoader:
     ) -> None:
         self._engine: Engine | None = None
         self._closing: Engine | None = None  # one whose `close` has not come to its end
-        datasets.check(dataset)
+        datasets.check(dataset, by_keys=sampler is not None or batch_sampler is not None)
         self.dataset = dataset
+        self._keys: Mapping[int, Any] = {}  # of the samples, where a sampler gives no indices
         self._iterable = datasets.only_iterable(dataset)
         self.streams = _choice("streams", streams, ("sample",))
         self.collate_fn = _function("collate_fn", collate_fn)
@@ -272,6 +280,8 @@ class DataLoader:
         self.order = _choice("order", order, ORDERS)
         self.output = _choice("output", output, OUTPUTS)
         self._to_output = outputs.converter(self.output)
+        self._sample_to_output = outputs.sample_converter(self.output)
+        self._loose = False  # samples are unlike the first: each batch is collated by itself
         self.world_size = _whole("world_size", 1 if world_size is None else world_size, 1, 1 << 24)
         if rank is None and self.world_size > 1:
             raise ConfigError(
@@ -410,7 +420,7 @@ class DataLoader:
             key = address.named(key, f"split/{self.split}")
         self._key = key
         recipe = Recipe(
-            self.dataset,
+            Keyed(self.dataset, self._keys) if self._keys else self.dataset,
             self.transforms,
             key,
             self.lanes,
@@ -420,7 +430,40 @@ class DataLoader:
             on_error=self.on_error,
         )
         recipe.shuffled = self.shuffle or self._sampled
-        return recipe
+        return recipe.loosened() if self._loose else recipe
+
+    def _keyed(self, keys: Sequence[Any], bounds: tuple[int, ...] | None = None) -> Listed:
+        """Return the order of a sampler that gave keys instead of indices."""
+        if self.on_error != "raise":
+            raise ConfigError(
+                f"on_error={self.on_error!r} needs samples with indices, and the sampler gave "
+                f"{next(iter(keys), None)!r}",
+                do="use on_error='raise', or a sampler of ints",
+                field="on_error",
+            )
+        table = table_of(keys)
+        ids = np.array([id_of(key) for key in keys], np.int64)
+        order = Listed(ids) if bounds is None else Cutting(ids, bounds)
+        order.keys = table
+        return order
+
+    def _knows(self, order: Order) -> bool:
+        """Return whether the samples of an order can be asked for; if not, let this be so.
+
+        The workers that run know the keys of the epochs before.
+        """
+        keys = order.keys if isinstance(order, Listed) else None
+        if keys is None or keys.keys() <= self._keys.keys():
+            return True
+        self._keys = keys
+        return False
+
+    def _get_to_know(self, order: Order) -> None:
+        """Let samples of an order be made in this process, while a pass may run."""
+        if not self._knows(order):
+            if self._pass is not None and isinstance(self._pass.order, Listed):
+                self._keys = {**(self._pass.order.keys or {}), **self._keys}
+            self._local, self._stale = self._make_recipe(), True
 
     @property
     def _sampled(self) -> bool:
@@ -532,8 +575,13 @@ class DataLoader:
                     field="batch_sampler",
                 )
             if self.batch_sampler is None:
-                return sampled(given, self._length)
-            return cut(given, self._length)
+                if self._keys or by_keys(self.dataset, given):
+                    return self._keyed(given)
+                return Listed(checked_ids(given, self._length))
+            flat, bounds = cut(given)
+            if self._keys or by_keys(self.dataset, flat):
+                return self._keyed(flat, bounds)
+            return Cutting(checked_ids(flat, self._length), bounds)
         drawn = itertools.count()
         iterator: Iterator[Any] | None = None
 
@@ -619,6 +667,9 @@ class DataLoader:
             )
         self._fresh = False
         order = self._order_of(self._epoch)
+        if not self._knows(order):
+            self._close_engine()
+            self._recipe, self._local = self._make_recipe(), None
         self._check_listed(order)
         plan = self._plan_of(order)
         self._pass = one = self._make_pass(self._epoch, self._offset, plan, order)
@@ -627,10 +678,8 @@ class DataLoader:
             self._cover(one)
         if one.steps == 0:
             return
-        if self._recipe.fields is None:
-            self._probe(one)
-            if self._recipe.fields is None:
-                return
+        if self._recipe.fields is None and not self._learn_fields(one):
+            return
         if self._audit is not None:
             self._begin_audit(self._audit, one)
         if self.pin_memory:
@@ -672,14 +721,38 @@ class DataLoader:
             self._mine = one.plan.all_positions(one.offset)
         self._coverage = done = Coverage(0, self._resumed_ahead_places())
         if done.ahead or done.prefix:
-            left = done.missing(len(self._mine))
-            if isinstance(self._mine, range):
-                left = left.astype(np.uint64) + np.uint64(self._mine.start)
-            else:
-                left = self._mine[left]
-            if self._tail == "drop":
-                left = left[: len(left) // self._full * self._full]
-            one.left = left
+            one.left = self._left(done)
+
+    def _left(self, done: Coverage) -> np.ndarray:
+        """Return uint64[m], this rank's positions that are still to be delivered."""
+        left = done.missing(len(self._mine))
+        if isinstance(self._mine, range):
+            left = left.astype(np.uint64) + np.uint64(self._mine.start)
+        else:
+            left = self._mine[left]
+        if self._tail == "drop":
+            left = left[: len(left) // self._full * self._full]
+        return left
+
+    def _may_loosen(self, kind: str) -> bool:
+        """Return whether batches are to be collated one by one because of an error of this kind.
+
+        Where broken samples are left out or replaced, those unlike the first are broken; and a log
+        has the fields of the first.
+        """
+        one_by_one = self._loose or self.on_error != "raise" or self._audit is not None
+        return kind == _UNLIKE and not one_by_one
+
+    def _loosen(self, one: Pass) -> None:
+        """Go on with the running pass where it is, each batch collated by itself."""
+        _log.info("samples are unlike the first one: each batch is collated by itself from now on")
+        self._loose = True
+        self._close_engine()
+        self._recipe, self._local = self._recipe.loosened(), None
+        if self._coverage is not None:  # batches were delivered in no order
+            one.leave_only(self._left(self._coverage))
+        self._engine = self._make_engine()
+        self._engine.begin(one, one.delivered)
 
     def _make_pass(self, epoch: int, offset: int, plan: Plan, order: Order) -> Pass:
         return Pass(epoch, self._phase(epoch), offset, plan, order, self.split, self._seed)
@@ -702,6 +775,14 @@ class DataLoader:
             if b > a:
                 ranges.append((a, b))
         return ranges
+
+    def _learn_fields(self, one: Pass) -> bool:
+        """Learn the fields of a sample; return False if the pass has none, which is then over."""
+        self._probe(one)
+        found = self._recipe.fields
+        for field in found or ():
+            outputs.check_dtype(field.dtype, self.output)
+        return found is not None
 
     def _probe(self, one: Pass) -> None:
         """Learn the fields of a sample from one that is made here.
@@ -785,7 +866,13 @@ class DataLoader:
         """Return the next batch of the running pass; StopIteration at its end."""
         one = self._pass
         assert one is not None
-        batch = self._engine.take() if self._engine is not None and one.steps else None
+        try:
+            batch = self._engine.take() if self._engine is not None and one.steps else None
+        except SampleError as e:
+            if not self._may_loosen(e.fields.get("type", "")):
+                raise
+            self._loosen(one)
+            return self._next()
         if batch is None:
             return self._end(one)
         if batch.ended:
@@ -834,7 +921,7 @@ class DataLoader:
             _log.warning(
                 "sample %d (%s) failed in %s and was %s: %s: %s  [%s]",
                 failure.sample_id,
-                datasets.describe(self.dataset, failure.sample_id),
+                datasets.describe(self._recipe.dataset, failure.sample_id),
                 failure.stage,
                 what,
                 failure.type,
@@ -882,14 +969,29 @@ class DataLoader:
     def _deliver(self, batch: Batch) -> Any:
         if batch.is_whole:
             delivered = batch.whole
-            if self.collate_fn is None and self.output != "numpy":
-                delivered = convert(delivered, self._to_output)
+            if self.collate_fn is None:
+                delivered = self._converted(delivered)
         else:
             arrays = batch.arrays
             if self.output != "numpy":
                 arrays = [self._to_output(a) for a in arrays]
-            delivered = self._recipe.build(arrays, batch.beside)
+            delivered = self._recipe.build(arrays, batch.beside, as_torch=self.output == "torch")
         return outputs.pinned(delivered) if self.pin_memory else delivered
+
+    def _converted(self, batch: Any) -> Any:
+        """Return a batch, or a single sample, that no `collate_fn` has made, as the output wants it."""
+        if self.output == "torch":
+            changed = convert(
+                batch,
+                self._sample_to_output if self._unbatched else self._to_output,
+                every=self._unbatched,
+            )
+            return as_torchs(changed, stacked=not self._unbatched)
+        if self.output != "numpy":
+            return convert(batch, self._to_output)
+        if "torch" in sys.modules:
+            convert(batch, lambda array: outputs.check_dtype(array.dtype, self.output))
+        return batch
 
     def _finish(self, one: Pass) -> None:
         following = one.epoch + 1 if self._following is None else self._following
@@ -967,6 +1069,7 @@ class DataLoader:
         """
         epoch, step = _index("epoch", epoch), _index("step", step)
         order = self._order_of(epoch)
+        self._get_to_know(order)
         plan = self._plan_of(order)
         one = self._make_pass(epoch, 0, plan, order)
         ids, positions, real = one.work(step)
@@ -995,6 +1098,7 @@ class DataLoader:
             SampleError: a sample cannot be made.
         """
         order = self._order_of(epoch)
+        self._get_to_know(order)
         plan = self._plan_of(order)
         if len(positions) and int(positions.max()) >= plan.length:
             raise IndexError(f"position {positions.max()} is not in [0, {plan.length})")
@@ -1018,6 +1122,10 @@ class DataLoader:
         try:
             made = recipe.fill(arrays, 0, ids, positions, one.phase)
         except SampleFailure as e:
+            if isinstance(e.__cause__, UnlikeFirst) and self._may_loosen(_UNLIKE):
+                self._loose = self._stale = True  # from the next pass on; here and now already
+                self._local = recipe.loosened()
+                return self._made(one, ids, positions, real, step)
             raise sample_error(self._recipe, e, one, "") from e.__cause__
         if made is None:
             return Batch(arrays, ids, positions, real, step)
@@ -1038,7 +1146,7 @@ class DataLoader:
         first = failures[0]
         return (
             f"{told}none of the {len(ids)} could be made and on_error='skip' leaves them out; sample "
-            f"{first.sample_id} ({datasets.describe(self.dataset, first.sample_id)}) failed in "
+            f"{first.sample_id} ({datasets.describe(self._recipe.dataset, first.sample_id)}) failed in "
             f"{first.stage}: {first.type}: {first.message}"
         )
 
@@ -1091,6 +1199,7 @@ class DataLoader:
         length = self._plan_of(order).length
         if not 0 <= position < length:
             raise IndexError(f"position {position} is not in [0, {length})")
+        self._get_to_know(order)
         ids = order.ids(np.array([position], np.uint64))
         if not len(ids):
             raise IndexError(f"position {position} is beyond what the sampler gives")
@@ -1445,6 +1554,7 @@ def _as_fields(state: State) -> dict[str, Any]:
     return {name: getattr(state, name) for name in State.__dataclass_fields__}
 
 
+_UNLIKE = f"{UnlikeFirst.__module__}.{UnlikeFirst.__qualname__}"
 _set = object.__setattr__  # for what changes with every batch: DataLoader's own looks at names
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.collate import convert
 from pipeline.errors import ConfigError
+from pipeline.tree import torchs_name
 
 
 def converter(output: str) -> Callable[[np.ndarray], Any]:
@@ -36,6 +37,9 @@ def _torch_tensor(torch: Any) -> Callable[[np.ndarray], Any]:
         try:
             return torch.from_numpy(array)
         except TypeError as e:
+            name = torchs_name(array.dtype)
+            if name is not None:
+                return torch.from_numpy(array.view(array.dtype[0])).view(getattr(torch, name))
             raise ConfigError(
                 f"a field of dtype {array.dtype} cannot become a torch tensor",
                 do="return numbers of a dtype that torch has, or str for text",
@@ -46,9 +50,43 @@ def _torch_tensor(torch: Any) -> Callable[[np.ndarray], Any]:
 
 def _jax_array(jax: Any) -> Callable[[np.ndarray], Any]:
     def array_of(array: np.ndarray) -> Any:
+        check_dtype(array.dtype, "jax")
         return jax.numpy.from_dlpack(array)
 
     return array_of
+
+
+def sample_converter(output: str) -> Callable[[Any], Any]:
+    """Return what makes a leaf of a sample that is not batched: as torch's `default_convert`, which
+    makes tensors of numpy's numbers too, and leaves words and objects alone.
+    """
+    convert_array = converter(output)
+    if output != "torch":
+        return convert_array
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return value if value.dtype.kind in "SUO" else convert_array(value)
+        if isinstance(value, np.number | np.bool_):
+            return convert_array(np.asarray(value))
+        return value
+
+    return leaf
+
+
+def check_dtype(dtype: np.dtype[Any], output: str) -> None:
+    """Refuse a field that only torch understands where the output is not torch's.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    name = torchs_name(dtype)
+    if name is not None and output != "torch":
+        raise ConfigError(
+            f"a field is of dtype torch.{name}, which {output} arrays do not have here",
+            do='use output="torch", or return tensor.float()',
+            field="output",
+        )
 
 
 def torch_for_pinning() -> Any:

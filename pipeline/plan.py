@@ -10,7 +10,7 @@ world size only cut it, so they never decide what a position holds.
 import bisect
 import hashlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -186,7 +186,14 @@ class Sequential:
 
 
 class Listed:
-    """Positions index a list: a permutation, or what a sampler gave."""
+    """Positions index a list: a permutation, or what a sampler gave.
+
+    Attributes:
+        listed: ids.
+        keys: {id: key} where the sampler gave keys that are no indices (`pipeline.keyed`); else None.
+    """
+
+    keys: Mapping[int, Any] | None = None
 
     def __init__(self, listed: np.ndarray) -> None:
         self.listed = listed
@@ -322,20 +329,11 @@ class Cutting(Listed):
         return hashlib.blake2b(super().digest().encode() + cuts, digest_size=8).hexdigest()
 
 
-def sampled(listed: Sequence[Any], length: int) -> Listed:
-    """Return the order that a sampler gave.
+def cut(batches: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
+    """Return all that a `batch_sampler` gave in one list, and where its batches begin and end.
 
     Raises:
-        ConfigError: it gave something else than indices of the dataset.
-    """
-    return Listed(checked_ids(listed, length))
-
-
-def cut(batches: Sequence[Any], length: int) -> Cutting:
-    """Return the order that a `batch_sampler` gave, and where its batches begin and end.
-
-    Raises:
-        ConfigError: it gave something else than lists of indices of the dataset.
+        ConfigError: it gave something else than lists with something in them.
     """
     flat: list[Any] = []
     bounds = [0]
@@ -354,7 +352,7 @@ def cut(batches: Sequence[Any], length: int) -> Cutting:
                 field="batch_sampler",
             )
         bounds.append(len(flat))
-    return Cutting(checked_ids(flat, length), tuple(bounds))
+    return flat, tuple(bounds)
 
 
 def checked_ids(listed: Sequence[Any], length: int) -> np.ndarray:
@@ -368,7 +366,8 @@ def checked_ids(listed: Sequence[Any], length: int) -> np.ndarray:
     except AttributeError:
         bad = next(i for i in listed if not hasattr(i, "__index__"))
         raise ConfigError(
-            f"the sampler gave {bad!r}, not an index of the dataset", do="give ints"
+            f"the sampler gave {bad!r}, not an index of the dataset",
+            do="give ints; for other keys the sampler needs a __len__",
         ) from None
     except OverflowError:
         at = next(k for k, i in enumerate(listed) if not -(2**63) <= i.__index__() < 2**63)

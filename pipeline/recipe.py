@@ -6,8 +6,9 @@
 Where an in-memory dataset meets only our transforms, a whole chunk is made by one compiled kernel
 (`bulk`). Otherwise samples are made one by one, and the last transforms write straight into the
 slot; text goes beside it. Both give the same bytes. A recipe is `whole` where something needs all
-samples of a batch at once (a `collate_fn`, a dataset's `__getitems__`), or where no sample can be
-made before the workers run: then one worker makes a batch, and it travels as an object.
+samples of a batch at once (a `collate_fn`, a dataset's `__getitems__`), where no sample can be
+made before the workers run, or where samples turned out to be unlike the first (`loosened`): then one
+worker makes a batch, and it travels as an object.
 """
 
 import contextlib
@@ -21,10 +22,12 @@ from typing import Any
 import numpy as np
 
 from pipeline import datasets
-from pipeline.collate import UnlikeOthers, as_is, stack
+from pipeline.collate import as_is, stack
 from pipeline.datasets.common import map_of
 from pipeline.errors import ConfigError, SampleError
+from pipeline.keyed import Keyed
 from pipeline.made import ENDED, MAX_ATTEMPTS, SKIPPED, Failure, Made
+from pipeline.merge import UnlikeOthers
 from pipeline.reading import EndOfData, Reader, Seed
 from pipeline.reseed import COLLATE_OP, Reseeder, seeded
 from pipeline.transfer.layout import Field
@@ -111,7 +114,7 @@ class Recipe:
         worker_init_fn: Callable[[int], Any] | None = None,
         on_error: str = "raise",
     ) -> None:
-        datasets.check(dataset)
+        datasets.check(dataset, by_keys=isinstance(dataset, Mapping))
         self.dataset = dataset
         self.collate_fn = collate_fn
         self.unbatched = unbatched
@@ -136,9 +139,11 @@ class Recipe:
         # A dataset of ours may make the samples of a whole chunk itself.
         self._gathers = not self._stages and datasets.stands_for(dataset, "gather", "sources")
         # Whether no code of the user runs: then the consumer may help the workers.
-        self.native = all(isinstance(t, Op) for t in self.transforms) and type(
-            dataset
-        ).__module__.startswith("pipeline.")
+        self.native = (
+            all(isinstance(t, Op) for t in self.transforms)
+            and type(dataset).__module__.startswith("pipeline.")
+            and not isinstance(dataset, Keyed)
+        )
         self.shuffled = False  # whether samples are read in no order; set by the loader
         self._names = [f"transform {_name_of(stage)}" for stage in self._stages]
         self._structure: Structure | None = None
@@ -216,12 +221,26 @@ class Recipe:
         worker, count = (0, 1) if self.reader is not None else self._worker
         seed = (self.key + worker) & address.M64 >> 1
         module._worker_info = module.WorkerInfo(  # type: ignore[attr-defined]
-            id=worker, num_workers=count, seed=seed, dataset=self.dataset
+            id=worker,
+            num_workers=count,
+            seed=seed,
+            dataset=self.dataset.inner if isinstance(self.dataset, Keyed) else self.dataset,
         )
 
     def adopt(self, other: "Recipe") -> None:
         """Take over the fields that a copy of this recipe has learnt."""
         self._structure, self._fields = other._structure, other._fields
+
+    def loosened(self) -> "Recipe":
+        """Return this recipe with each batch collated by itself, for samples unlike the first.
+
+        Where all samples of a batch are like the first one ever seen, both make the same batch.
+        """
+        loose = copy.copy(self)
+        loose.whole, loose.bulk = True, False
+        loose._structure, loose._fields = None, ()
+        loose._reseeder = None
+        return loose
 
     def warm(self) -> None:
         """Compile or load the kernels of a bulk recipe, by making one sample.
@@ -253,13 +272,23 @@ class Recipe:
             if mapped is not None:
                 mapped.madvise(mmap.MADV_RANDOM)
 
-    def build(self, arrays: list[Any], beside: list[list[Any]] | None = None) -> Any:
-        """Return a batch: arrays, and text for each sample, in the containers of a sample."""
+    def build(
+        self,
+        arrays: list[Any],
+        beside: list[list[Any]] | None = None,
+        *,
+        as_torch: bool = False,
+    ) -> Any:
+        """Return a batch: arrays, and text for each sample, in the containers of a sample, or those
+        that torch makes of them.
+        """
         if self._structure is not None:
             names = self._structure.beside
             columns = [[texts[k] for texts in beside or ()] for k in range(len(names))]
-            return self._structure.build(arrays, columns)
-        return tuple(arrays) if len(arrays) > 1 else arrays[0]
+            return self._structure.build(arrays, columns, as_torch=as_torch)
+        if len(arrays) == 1:
+            return arrays[0]
+        return list(arrays) if as_torch else tuple(arrays)
 
     def describe(self) -> list[Any]:
         """Return the canonical JSON-able description of the transforms, for digests."""

@@ -127,7 +127,9 @@ class State:
         values["versions"] = dict(
             zip(versions, _texts("versions", [*versions.values()]), strict=True)
         )
-        sampled = values["order"].startswith("sampler:")  # may give more than the data set has
+        sampled = (
+            "sampler:" in values["order"]
+        )  # or of batches; may give more than the data set has
         if values["offset"] > values["length"] and not sampled:
             raise StateError(
                 f"damaged state: offset {values['offset']} is beyond length {values['length']}"

@@ -2,17 +2,19 @@
 
     arrays, tensors, numbers   fixed fields, in the arena: batched to [n, …]
     str, bytes, None           beside them, of any length: batched to a list of n
+    other sequences            a container: range, deque, bytearray (as in torch)
 
 `Structure(sample)` remembers the containers; `take_apart` gives the leaves of another sample,
 `build` puts batched leaves together in the same containers. Numbers become arrays of one element a
-sample: bool, int → int64, float → float64; numpy scalars and arrays keep their dtype.
+sample: bool, int → int64, float → float64; numpy scalars and arrays keep their dtype. A tensor of a
+dtype that numpy has not (bfloat16) is a field of a dtype that carries torch's name, see `marked`.
 """
 
 import copy
 import dataclasses
 import struct
 import sys
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,29 @@ _DO = (
 Text = str | bytes | None
 _NUMBERS: dict[Any, type] = {_INT: int, _FLOAT: float}
 _MOST = 1 << 63
+_MARK = "torch."
+
+
+class UnlikeFirst(SampleError):
+    """A sample has other containers, shapes or dtypes than the first one that was seen."""
+
+
+def marked(name: str, nbytes: int) -> np.dtype[Any]:
+    """Return the dtype of raw elements that only torch understands: one unsigned int, named for it.
+
+    >>> marked("bfloat16", 2)
+    dtype([('torch.bfloat16', '<u2')])
+    """
+    raw = np.dtype(f"u{nbytes}") if nbytes <= 8 else np.dtype(f"V{nbytes}")
+    return np.dtype([(_MARK + name, raw)])
+
+
+def torchs_name(dtype: np.dtype[Any]) -> str | None:
+    """Return the torch dtype that `marked` was given; None of any other dtype."""
+    names = dtype.names
+    if names is None or len(names) != 1 or not names[0].startswith(_MARK):
+        return None
+    return str(names[0]).removeprefix(_MARK)
 
 
 class Structure:
@@ -84,7 +109,8 @@ class Structure:
             (one array for each field, one value for each leaf beside).
 
         Raises:
-            SampleError: another container, shape or dtype than the first sample's.
+            UnlikeFirst: another container, shape or dtype than the first sample's.
+            SampleError: a leaf that no batch can hold.
         """
         if type(sample) is self._flat:
             quick = self._flat_leaves(sample)
@@ -96,7 +122,7 @@ class Structure:
         beside = _ordered(leaves.beside, list(self.beside))
         self._check_kinds(leaves)
         if len(found) != len(self.fields) or len(beside) != len(self.beside):
-            raise SampleError(
+            raise UnlikeFirst(
                 f"a sample has {_count(found, beside)}, the first one had "
                 f"{_count(self.fields, self.beside)} "
                 f"({', '.join([*(f.name for f in self.fields), *self.beside])})",
@@ -108,14 +134,14 @@ class Structure:
                 or array.dtype != one.dtype
                 or (name or "sample") != one.name
             ):
-                raise SampleError(
+                raise UnlikeFirst(
                     f"field {name or 'sample'!r} is {array.dtype}{list(array.shape)}, "
                     f"the first sample's {one.name!r} was {one.dtype}{list(one.shape)}",
                     do=_DO,
                 )
         for (name, _), wanted in zip(beside, self.beside, strict=True):
             if (name or "sample") != wanted:
-                raise SampleError(
+                raise UnlikeFirst(
                     f"field {name or 'sample'!r} is text, the first sample's text was {wanted!r}",
                     do=_DO,
                 )
@@ -127,14 +153,14 @@ class Structure:
         for name, value in leaves.beside:
             one = fields.get(name or "sample")
             if one is not None:
-                raise SampleError(
+                raise UnlikeFirst(
                     f"field {one.name!r} is of type {type(value).__name__}, which has no fixed "
                     f"size in bytes; the first sample's was {one.dtype}{list(one.shape)}",
                     do=_DO,
                 )
         for name, array in leaves.fixed:
             if (name or "sample") in self.beside:
-                raise SampleError(
+                raise UnlikeFirst(
                     f"field {name or 'sample'!r} is {array.dtype}{list(array.shape)}, the first "
                     f"sample's was text or None",
                     do=_DO,
@@ -160,20 +186,25 @@ class Structure:
             leaves.append(np.asarray(value, one.dtype))
         return leaves
 
-    def build(self, arrays: Sequence[Any], beside: Sequence[Any] = ()) -> Any:
+    def build(
+        self, arrays: Sequence[Any], beside: Sequence[Any] = (), *, as_torch: bool = False
+    ) -> Any:
         """Return the containers of a sample around batched leaves.
 
         Args:
             arrays: one for each field.
             beside: one list for each leaf beside them.
+            as_torch: in the containers of torch's `default_collate`: lists instead of plain tuples,
+                and text in a sequence as a tuple.
         """
-        return self._build(_Leaves(list(arrays), list(beside)))
+        return self._build(_Leaves(list(arrays), list(beside), as_torch))
 
 
 @dataclasses.dataclass
 class _Leaves:
     fixed: list[Any] = dataclasses.field(default_factory=list)
     beside: list[Any] = dataclasses.field(default_factory=list)
+    as_torch: bool = False
 
 
 def _ordered(found: list[tuple[str, Any]], wanted: list[str]) -> list[tuple[str, Any]]:
@@ -230,7 +261,7 @@ def _visit(node: Any, name: str, leaves: _Leaves) -> Builder:
     if isinstance(node, Mapping):
         keys = list(node)
         parts = [_visit(node[k], f"{below}{k}", leaves) for k in keys]
-        return _Build(_mapping(node), keys, parts)
+        return _Build(mapping_like(node), keys, parts)
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         parts = [_visit(v, f"{below}{k}", leaves) for k, v in zip(node._fields, node, strict=True)]
         make: Callable[..., Any] = type(node)._make  # type: ignore[attr-defined]
@@ -246,7 +277,10 @@ def _visit(node: Any, name: str, leaves: _Leaves) -> Builder:
         plain = node if node is None or type(node) in (str, bytes) else _plain(node)
         leaves.beside.append((name, plain))
         return _first_beside
-    leaves.fixed.append((name, _leaf(node, name)))
+    if isinstance(node, Sequence):
+        parts = [_visit(v, f"{below}{i}", leaves) for i, v in enumerate(node)]
+        return _Build(sequence_like(node), None, parts)
+    leaves.fixed.append((name, leaf(node, name)))
     return _first
 
 
@@ -264,6 +298,10 @@ class _Build:
     def __call__(self, leaves: _Leaves) -> Any:
         values = [part(leaves) for part in self.parts]
         if self.keys is None:
+            if leaves.as_torch:
+                texts = [part is _first_beside for part in self.parts]
+                values = [tuple(v) if t else v for v, t in zip(values, texts, strict=True)]
+                return values if self.make is tuple else self.make(values)
             return self.make(values)
         return self.make(dict(zip(self.keys, values, strict=True)))
 
@@ -284,7 +322,37 @@ def _first_beside(leaves: _Leaves) -> Any:
     return leaves.beside.pop(0)
 
 
-def _mapping(node: Mapping[Any, Any]) -> Callable[..., Any]:
+def sequence_like(node: Sequence[Any]) -> Callable[[list[Any]], Any]:
+    """Return what makes sequences of the user's kind (deque); of `range` and the like, lists."""
+    if not isinstance(node, MutableSequence) or isinstance(node, bytearray):
+        return list
+    return _LikeSequence(node)
+
+
+class _LikeSequence:
+    """Makes sequences of the user's kind, which may need more than their items."""
+
+    def __init__(self, node: MutableSequence[Any]) -> None:
+        self.empty: Any = None
+        try:
+            self.empty = copy.copy(node)
+            self.empty.clear()
+        except (TypeError, AttributeError):
+            self.empty = None
+
+    def __call__(self, values: list[Any]) -> Any:
+        if self.empty is None:
+            return values
+        made = copy.copy(self.empty)
+        try:
+            made.extend(values)
+        except TypeError:  # it holds numbers only (array.array)
+            return values
+        return made
+
+
+def mapping_like(node: Mapping[Any, Any]) -> Callable[..., Any]:
+    """Return what makes mappings of the user's kind out of a dict."""
     if type(node) is dict:
         return dict
     return _Like(node) if isinstance(node, MutableMapping) else type(node)
@@ -303,7 +371,12 @@ class _Like:
         return made
 
 
-def _leaf(node: Any, name: str) -> np.ndarray:
+def leaf(node: Any, name: str) -> np.ndarray:
+    """Return an array or number of a sample as an array; tensors share their memory.
+
+    Raises:
+        SampleError: it has no fixed size in bytes, or no batch can hold it.
+    """
     if isinstance(node, np.ma.MaskedArray):
         raise SampleError(
             f"field {name or 'sample'!r} is a masked array, whose mask would be lost",
@@ -317,7 +390,7 @@ def _leaf(node: Any, name: str) -> np.ndarray:
         except OverflowError:
             array = np.asarray(None)
     elif hasattr(node, "__array__") and not isinstance(node, type):
-        array = np.asarray(_detached(node))
+        array = _array_of(node, name)
     else:
         array = np.asarray(None)
     if array.dtype.hasobject or array.dtype.kind not in "biufcSUVMm":
@@ -331,7 +404,41 @@ def _leaf(node: Any, name: str) -> np.ndarray:
     return array
 
 
-def _detached(node: Any) -> Any:
-    """Return a tensor that numpy can see: one that requires a gradient says no."""
+def _array_of(node: Any, name: str) -> np.ndarray:
     torch = sys.modules.get("torch")
-    return node.detach() if torch is not None and isinstance(node, torch.Tensor) else node
+    if torch is None or not isinstance(node, torch.Tensor):
+        return np.asarray(node)
+    own = node.detach()  # numpy does not see a tensor that requires a gradient
+    try:
+        return np.asarray(own)
+    except (TypeError, RuntimeError) as e:
+        return _raw(own, name, e)
+
+
+def _raw(tensor: Any, name: str, e: Exception) -> np.ndarray:
+    """Return a tensor that numpy cannot see: its conjugate is due, or it has a dtype of torch's own."""
+    import torch
+
+    kind = str(tensor.layout).removeprefix("torch.").replace("_", " ")
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else kind
+        raise SampleError(
+            f"field {name or 'sample'!r} is a tensor of layout {kind!r}; batches of such tensors "
+            "are not supported by the default collate_fn, nor by torch's",
+            do="give a collate_fn that makes batches of them, or return tensor.to_dense()",
+        ) from e
+    if tensor.device.type != "cpu" or tensor.is_quantized:
+        what = f"on {tensor.device}" if tensor.device.type != "cpu" else "quantized"
+        raise SampleError(
+            f"field {name or 'sample'!r} is a tensor that is {what}",
+            do="return plain tensors on the CPU, or give a collate_fn",
+        ) from e
+    own = tensor.resolve_conj().resolve_neg().contiguous()
+    dtype = marked(str(own.dtype).removeprefix("torch."), own.element_size())
+    try:
+        return np.asarray(own)
+    except (TypeError, RuntimeError):
+        if not own.numel():
+            return np.empty(tuple(own.shape), dtype)
+        raw: np.ndarray = own.reshape(-1).view(torch.uint8).numpy()
+        return raw.view(dtype).reshape(tuple(own.shape))

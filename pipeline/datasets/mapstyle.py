@@ -13,11 +13,15 @@ from pipeline.datasets import common
 from pipeline.errors import ConfigError
 
 
-def check(dataset: Any) -> None:
+def check(dataset: Any, *, by_keys: bool = False) -> None:
     """Refuse what is neither a map-style dataset nor one that can be iterated again and again.
 
+    Args:
+        dataset: it.
+        by_keys: a sampler says what it is asked for.
+
     Raises:
-        ConfigError: a class, a mapping, text, an iterator, or anything without `__len__` and
+        ConfigError: a class, a mapping whose keys are not 0, 1, 2, … (unless `by_keys`), text, an iterator, or anything without `__len__` and
             `__getitem__` (or `__iter__` instead); the message says what is missing.
     """
     kind = type(dataset)
@@ -25,9 +29,12 @@ def check(dataset: Any) -> None:
         _refuse(
             f"the class {dataset.__qualname__} itself", "make an instance of it: call the class"
         )
-    if isinstance(dataset, Mapping):
+    if isinstance(dataset, Mapping) and not by_keys and not _numbered(dataset):
         keys = ", ".join(repr(key) for key in list(dataset)[:5])
-        _refuse(f"a {kind.__name__} with the keys {keys}", "pass one of its values")
+        _refuse(
+            f"a {kind.__name__} with the keys {keys}",
+            "pass one of its values, or its keys as sampler: sampler=list(dataset)",
+        )
     if isinstance(dataset, str | bytes):
         _refuse(f"{dataset!r}", "for a folder of images use datasets.ImageFolder(root)")
     if only_iterable(dataset):
@@ -47,6 +54,11 @@ def check(dataset: Any) -> None:
     except Exception as error:
         text = f"a {_name(dataset)} whose len() fails ({type(error).__name__}: {error})"
         _refuse(text, _NEEDED, error)
+
+
+def _numbered(dataset: Mapping[Any, Any]) -> bool:
+    """Return whether a mapping has the first and the last index of a list of its length."""
+    return 0 in dataset and len(dataset) - 1 in dataset
 
 
 def only_iterable(dataset: Any) -> bool:

@@ -9,7 +9,7 @@ import rng
 from pipeline import DataLoader, datasets
 from pipeline.engine import Pass
 from pipeline.errors import ConfigError
-from pipeline.plan import TAILS, Coverage, Listed, Plan, Sequential, make_order, sampled
+from pipeline.plan import TAILS, Coverage, Listed, Plan, Sequential, checked_ids, make_order
 
 sizes = {
     "length": st.integers(0, 200),
@@ -187,7 +187,7 @@ def test_sequential_and_listed_orders_take_any_positions():
     positions = np.array([3, 0], np.uint64)
     assert Sequential().ids(positions).tolist() == [3, 0]
     assert Listed(np.array([9, 8, 7, 6])).ids(positions).tolist() == [6, 9]
-    assert sampled([-1, np.int32(2)], 4).ids(np.array([0, 1], np.uint64)).tolist() == [3, 2]
+    assert checked_ids([-1, np.int32(2)], 4).tolist() == [3, 2]
 
 
 # ---------------------------------------------------------------- coverage
