@@ -485,11 +485,16 @@ def test_a_sampler_gives_the_order_and_is_read_again_each_epoch():
 
 @pytest.mark.parametrize(
     ("sampler", "text"),
-    [([0, 10], "index 10 at place 1"), ([-11], "index -11"), ([0, 1.5], "1.5"), (["a"], "'a'")],
+    [([0, 10], "index 10 at place 1"), ([-11], "index -11")],
 )
 def test_a_sampler_that_gives_no_index_is_refused(sampler, text):
     with pytest.raises(ConfigError, match=text):
         list(numbers(10, sampler=sampler))
+
+
+def test_a_key_that_the_data_set_does_not_take_is_an_error_of_the_sample_that_names_it():
+    with pytest.raises(pipeline.SampleError, match=r"Numbers\['a'\]\) failed in read: ValueError"):
+        list(numbers(10, sampler=["a"]))
 
 
 def test_a_sampler_may_give_nothing_or_hide_its_length():
