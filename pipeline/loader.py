@@ -72,7 +72,7 @@ from pipeline.state import State, short_digest
 from pipeline.stats import Stats, nothing
 from pipeline.tree import UnlikeFirst
 from pipeline.workers import payload
-from pipeline.workers.pool import ProcessPool
+from pipeline.workers.pool import ProcessPool, starting
 from rng import address
 
 _log = logging.getLogger("samebatch")
@@ -666,6 +666,12 @@ class DataLoader:
                 field="timeout",
             )
         self._fresh = False
+        processes = self.num_workers > 0 and self._method != "thread"
+        # It imports for half a second: meanwhile samples are ordered, and their fields learnt.
+        with starting(self._method) if processes else contextlib.nullcontext():
+            self._begin_pass(resumes)
+
+    def _begin_pass(self, resumes: bool) -> None:
         order = self._order_of(self._epoch)
         if not self._knows(order):
             self._close_engine()
@@ -940,7 +946,10 @@ class DataLoader:
             self._offset = int(covered[-1]) + 1
             return
         done = self._coverage
-        done.add(self._places(covered))
+        if isinstance(self._mine, range):  # all of them lie in it
+            done.add(covered.astype(np.int64) - self._mine.start)
+        else:
+            done.add(self._places(covered))
         if self.world_size == 1:
             self._offset = one.offset + done.prefix
         elif done.prefix == len(self._mine):

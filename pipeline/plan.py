@@ -400,6 +400,11 @@ class Coverage:
 
     def add(self, places: np.ndarray) -> None:
         """Mark int64[n] places as delivered."""
+        n = len(places)
+        starts_next = n > 0 and not self.ahead and places[0] == self.prefix
+        if starts_next and places[-1] - places[0] == n - 1 and (places[1:] > places[:-1]).all():
+            self.prefix += n  # simply the next ones, in order
+            return
         places = np.sort(places.astype(np.int64))
         cuts = np.flatnonzero(np.diff(places) != 1) + 1
         runs = [(int(r[0]), int(r[-1]) + 1) for r in np.split(places, cuts) if len(r)]

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +70,7 @@ class _Launcher:
     def __init__(self, method: str) -> None:
         self.method = method
         self.users = 0
+        self._asked = False  # for a worker
         self.pid_of_creator = os.getpid()
         self.statuses: dict[int, int] = {}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -128,6 +130,8 @@ class _Launcher:
             if self._live.get(self.method) is self:
                 del self._live[self.method]
             self._socket.close()
+            if not self._asked:
+                self._process.kill()  # it may still be importing, and has nothing to put in order
             try:
                 self._process.wait(_LEAVE_S)
             except subprocess.TimeoutExpired:
@@ -136,6 +140,7 @@ class _Launcher:
 
     def start(self, request: dict[str, Any], fds: list[int]) -> None:
         """Ask for a worker; `events` tells when it runs."""
+        self._asked = True
         data = json.dumps(request).encode()
         if len(data) > MAX_MESSAGE_NBYTES:
             raise ConfigError(f"sys.path and the sample's fields take {len(data)} bytes; too many")
@@ -161,6 +166,16 @@ class _Launcher:
                 break
             found.append((json.loads(data), list(fds)))
         return found
+
+
+@contextlib.contextmanager
+def starting(method: str) -> Iterator[None]:
+    """Let the launcher of a method come up meanwhile, for a pool that is made inside."""
+    launcher = _Launcher.get(method)
+    try:
+        yield
+    finally:
+        launcher.release()
 
 
 def _current_folder() -> str:

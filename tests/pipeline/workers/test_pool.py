@@ -380,3 +380,17 @@ def test_workers_die_with_the_loader_although_a_forked_child_lives_on():
         os.kill(forked, signal.SIGKILL)
         child.stdin.close()
         child.stdout.close()
+
+
+def test_a_launcher_that_comes_up_ahead_is_taken_over_or_ended_at_once():
+    with pools.starting("spawn"):
+        launcher = pools._Launcher._live["spawn"]
+        with make(Images(20), num_workers=1, multiprocessing_context="spawn") as loader:
+            assert len(walk(loader)) == 20
+            assert loader._engine.pool._launcher is launcher
+        assert launcher.alive()
+    assert launcher._process.returncode == 0
+    with pools.starting("spawn"):
+        unused = pools._Launcher._live["spawn"]
+    assert unused._process.returncode == -signal.SIGKILL
+    assert "spawn" not in pools._Launcher._live
