@@ -326,7 +326,8 @@ def empty_batch(recipe: Recipe, step: int) -> Batch:
     """Return a batch without samples, for a rank that has none left."""
     assert recipe.fields is not None
     if recipe.whole:
-        return Batch([], np.zeros(0, np.int64), np.zeros(0, np.uint64), 0, step, None, [], True)
+        none = np.zeros(0, np.int64), np.zeros(0, np.uint64)
+        return Batch([], *none, 0, step, None, recipe.nothing(), True)
     arrays = [np.zeros((0, *one.shape), one.dtype) for one in recipe.fields]
     return Batch(arrays, np.zeros(0, np.int64), np.zeros(0, np.uint64), 0, step)
 

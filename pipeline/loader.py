@@ -430,7 +430,7 @@ class DataLoader:
             on_error=self.on_error,
         )
         recipe.shuffled = self.shuffle or self._sampled
-        return recipe.loosened() if self._loose else recipe
+        return recipe.loosened(self._recipe) if self._loose else recipe
 
     def _keyed(self, keys: Sequence[Any], bounds: tuple[int, ...] | None = None) -> Listed:
         """Return the order of a sampler that gave keys instead of indices."""
@@ -746,15 +746,14 @@ class DataLoader:
         Where broken samples are left out or replaced, those unlike the first are broken; and a log
         has the fields of the first.
         """
-        one_by_one = self._loose or self.on_error != "raise" or self._audit is not None
-        return kind == _UNLIKE and not one_by_one
+        return kind == _UNLIKE and self.on_error == "raise" and self._audit is None
 
     def _loosen(self, one: Pass) -> None:
         """Go on with the running pass where it is, each batch collated by itself."""
         _log.info("samples are unlike the first one: each batch is collated by itself from now on")
-        self._loose = True
-        self._close_engine()
+        self._close_engine()  # if this is interrupted, nothing has changed yet
         self._recipe, self._local = self._recipe.loosened(), None
+        self._loose = True
         if self._coverage is not None:  # batches were delivered in no order
             one.leave_only(self._left(self._coverage))
         self._engine = self._make_engine()
@@ -875,7 +874,7 @@ class DataLoader:
         try:
             batch = self._engine.take() if self._engine is not None and one.steps else None
         except SampleError as e:
-            if not self._may_loosen(e.fields.get("type", "")):
+            if self._recipe.loose or not self._may_loosen(e.fields.get("type", "")):
                 raise
             self._loosen(one)
             return self._next()
@@ -1131,7 +1130,8 @@ class DataLoader:
         try:
             made = recipe.fill(arrays, 0, ids, positions, one.phase)
         except SampleFailure as e:
-            if isinstance(e.__cause__, UnlikeFirst) and self._may_loosen(_UNLIKE):
+            unlike = isinstance(e.__cause__, UnlikeFirst) and not recipe.loose
+            if unlike and self._may_loosen(_UNLIKE):
                 self._loose = self._stale = True  # from the next pass on; here and now already
                 self._local = recipe.loosened()
                 return self._made(one, ids, positions, real, step)

@@ -231,16 +231,38 @@ class Recipe:
         """Take over the fields that a copy of this recipe has learnt."""
         self._structure, self._fields = other._structure, other._fields
 
-    def loosened(self) -> "Recipe":
+    def loosened(self, before: "Recipe | None" = None) -> "Recipe":
         """Return this recipe with each batch collated by itself, for samples unlike the first.
 
         Where all samples of a batch are like the first one ever seen, both make the same batch.
+
+        Args:
+            before: the recipe whose place it takes; this one.
         """
+        known = before or self
         loose = copy.copy(self)
+        loose.loose = True
+        if known.loose:
+            loose._first = known._first
+        elif known._fields is not None:
+            loose._first = known._structure, known._fields
         loose.whole, loose.bulk = True, False
         loose._structure, loose._fields = None, ()
         loose._reseeder = None
         return loose
+
+    loose = False  # whether it is such a recipe
+    _first: tuple[Structure | None, tuple[Field, ...]] | None = None  # what it knew before
+
+    def nothing(self) -> Any:
+        """Return a batch of no samples, where batches are objects."""
+        if self._first is None:
+            return []
+        structure, fields = self._first
+        arrays: list[Any] = [np.zeros((0, *one.shape), one.dtype) for one in fields]
+        if structure is not None:
+            return structure.build(arrays, [[] for _ in structure.beside])
+        return tuple(arrays) if len(arrays) > 1 else arrays[0]
 
     def warm(self) -> None:
         """Compile or load the kernels of a bulk recipe, by making one sample.

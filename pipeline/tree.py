@@ -68,7 +68,9 @@ class Structure:
         self._build = _visit(sample, "", leaves)
         self.fields = tuple(Field(name or "sample", a.shape, a.dtype) for name, a in leaves.fixed)
         self.beside = tuple(name or "sample" for name, _ in leaves.beside)
-        flat = type(sample) in (tuple, list) and len(sample) == len(leaves.fixed)
+        # Nothing nested and no text: the leaves are the elements themselves.
+        elements = [str(i) for i in range(len(sample))] if type(sample) in (tuple, list) else None
+        flat = [name for name, _ in leaves.fixed] == elements and not leaves.beside
         self._flat: type | None = type(sample) if flat else None
         # What stands for each leaf of a flat sample besides arrays: for `put`.
         self._leaves: list[tuple[Any, tuple[int, ...], type | None]] = [

@@ -30,8 +30,6 @@ from rng.torch.draws import Draw
 Box = Sequence[slice] | None
 Size = Sequence[int] | None
 _SITE = address.site(address.INIT)
-# Keys are hashes of names, and boxes are walked by numpy: nothing for a graph to gain.
-_interpreted: Any = torch.compiler.disable(reason="addresses are made by the interpreter")
 
 
 # ---------------------------------------------------------------- distributions
@@ -152,7 +150,6 @@ def kaiming_normal_(
     return normal_(tensor, 0.0, std, seed=seed, name=name, size=size, box=box)
 
 
-@_interpreted
 def orthogonal_(
     tensor: torch.Tensor,
     gain: float = 1.0,
@@ -272,7 +269,6 @@ def _within(
     return uniform_(tensor, -bound, bound, seed=seed, name=name, size=size, box=box)
 
 
-@_interpreted
 def _fill(
     tensor: torch.Tensor, what: Draw, seed: int, name: str, size: Size, box: Box
 ) -> torch.Tensor:

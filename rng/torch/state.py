@@ -15,11 +15,6 @@ from rng import address, generator
 
 _STEPS = 1 << 32
 _WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-# A graph that both drops and moves the state would hide the move from its backward pass, which then makes the
-# next step's masks. Outside of the graph autograd sees it, and raises. CUDA graphs capture it either way.
-_outside_of_graphs: Any = torch.compiler.disable(
-    reason="advance() and seek() go after the backward pass, outside of what torch.compile compiles"
-)
 
 
 class DropoutState(torch.nn.Module):
@@ -77,18 +72,14 @@ class DropoutState(torch.nn.Module):
         self._keys.clear()
 
     # ------------------------------------------------------------ on the device
-    @_outside_of_graphs
     def advance(self) -> None:
         """Go to the next step, on the device. After the backward pass: it makes the masks again.
-
-        Within a compiled function it breaks the graph (`fullgraph=True` refuses it).
 
         Step 2**32 has the masks of step 0: a device raises nothing.
         """
         with torch.no_grad():
             self.cell[:1].add_(1)
 
-    @_outside_of_graphs
     def seek(self, step: int | torch.Tensor | None = None, first_row: Any = None) -> None:
         """Go to a step, or to another first row (of the next micro-batch, say), on the device.
 

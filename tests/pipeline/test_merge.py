@@ -268,3 +268,87 @@ def test_single_samples_are_converted_as_by_torch(sample):
         (got,) = loader
     assert str(got) == str(expected)
     assert type(got) is type(expected)
+
+
+# ---------------------------------------------------------------- what a breaker found
+class Listed:
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, i):
+        return self.samples[i]
+
+
+ODD = [*[1] * 9, 2.5, 1, 1]
+
+
+def told(batches):
+    return [(b.dtype, b.tolist()) for b in batches]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("make", [
+    lambda i: ((i, i), f"s{i}"), lambda i: ({"a": i, "b": i}, f"s{i}"), lambda i: ((i, i), None),
+    lambda i: [[i], [i, b"x"]], lambda i: ((i,), i),
+], ids=["tuple and text", "dict and text", "tuple and None", "lists", "nested number"])  # fmt: skip
+def test_nested_samples_are_not_flat_and_keep_their_text(make, workers):
+    torch = pytest.importorskip("torch")
+    data = Listed([make(i) for i in range(8)])
+    plain = DataLoader(data, batch_size=4, num_workers=workers)
+    with plain:
+        numpy = [str(batch) for batch in plain]
+        assert [str(plain.batch_at(0, k)) for k in range(2)] == numpy
+    if make(0)[1] is not None:
+        with DataLoader(data, batch_size=4, num_workers=workers, output="torch") as loader:
+            want = [str(batch) for batch in torch.utils.data.DataLoader(data, batch_size=4)]
+            assert [str(batch) for batch in loader] == want
+
+
+def test_a_nested_first_sample_does_not_take_flat_ones():
+    data = Listed([*[({"a": 1}, 0)] * 2, *[(1, 0)] * 2])
+    with DataLoader(data, batch_size=4) as loader, pytest.raises(SampleError, match="dict"):
+        list(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_interruption_while_batches_become_loose_harms_nothing(workers):
+    with DataLoader(Listed(ODD), batch_size=2, num_workers=workers) as loader:
+        want, found, batches = told(loader), [], iter(loader)
+    with DataLoader(Listed(ODD), batch_size=2, num_workers=workers) as loader:
+        batches, close = iter(loader), loader._close_engine
+        found = [next(batches) for _ in range(4)]
+
+        def interrupted(**how):
+            close(**how)
+            del loader._close_engine
+            raise KeyboardInterrupt
+
+        loader._close_engine = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        assert told([*found, *loader]) == want
+        assert told(loader) == want
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("look", [lambda x: x.batch_at(0, 4), lambda x: x.explain(0, 4, 1)],
+                         ids=["batch_at", "explain"])  # fmt: skip
+def test_looking_at_an_odd_batch_leaves_the_running_pass_alone(look, workers):
+    with DataLoader(Listed(ODD), batch_size=2, num_workers=workers) as loader:
+        want = told(loader)
+    with DataLoader(Listed(ODD), batch_size=2, num_workers=workers) as loader:
+        batches = iter(loader)
+        found = [next(batches)]
+        look(loader)
+        assert told([*found, *batches]) == want
+        assert told(loader) == want
+
+
+def test_an_empty_batch_of_a_rank_has_the_containers_of_the_others():
+    data = Listed([{"x": i if i != 5 else 0.5} for i in range(37)])
+    with DataLoader(data, batch_size=4, world_size=3, rank=2, tail="short") as loader:
+        last = list(loader)[-1]
+        assert last["x"].shape == (0,)

@@ -302,24 +302,6 @@ def test_a_compiled_pass_refuses_a_state_that_moved(inductor):
         out.sum().backward()
 
 
-# Dynamo's own imports, and its look at the gradient of a tensor that is no leaf.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute:UserWarning")
-@pytest.mark.parametrize("move", ["advance", "seek"])
-def test_a_state_that_moves_inside_of_a_compiled_pass_is_refused(inductor, move):
-    def step(state, x):
-        y = dropout(x, 0.3, state, "a") * 2
-        state.advance() if move == "advance" else state.seek(1)
-        return y
-
-    x = torch.randn(5, 77, requires_grad=True)
-    out = torch.compile(step)(DropoutState(7), x)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        out.sum().backward()
-    torch.compiler.reset()  # what is compiled hangs on the code of `step`
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"advance\(\) and seek\(\) go after"):
-        torch.compile(step, fullgraph=True)(DropoutState(7), x)
-
-
 # ---------------------------------------------------------------- state
 def test_steps_are_addresses_not_a_history(way):
     x = torch.ones(4, 50)

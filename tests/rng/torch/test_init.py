@@ -231,16 +231,6 @@ def test_what_does_not_fit_raises():
             call()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # dynamo's own imports
-@pytest.mark.parametrize("kind", ["normal_", "xavier_uniform_", "orthogonal_"])
-def test_compiled_equals_eager(kind):
-    def make(x):
-        return getattr(init, kind)(x, seed=3, name="w") * 2
-
-    compiled = torch.compile(make, backend="aot_eager")
-    assert torch.equal(compiled(torch.empty(6, 5)), make(torch.empty(6, 5)))
-
-
 FILLS = [
     "normal_",
     "uniform_",
