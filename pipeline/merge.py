@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import SampleError
-from pipeline.tree import leaf, mapping_like, sequence_like, torchs_name
+from pipeline.tree import leaf, mapping_like, sequence_like, tensor_of, torchs_name
 
 _RANKS = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 # What torch makes of Python's numbers where it infers a dtype.
@@ -174,12 +174,7 @@ def promoted(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any] | None:
 
 def _stacked_by_torch(arrays: Sequence[np.ndarray]) -> np.ndarray:
     torch: Any = sys.modules["torch"]
-    tensors = []
-    for array in arrays:
-        name = torchs_name(array.dtype)
-        raw = np.array(array if name is None else array.view(array.dtype[0]))
-        tensor = torch.from_numpy(raw)
-        tensors.append(tensor if name is None else tensor.view(getattr(torch, name)))
+    tensors = [tensor_of(torch, np.array(array)) for array in arrays]
     return leaf(torch.stack(tensors), "")
 
 

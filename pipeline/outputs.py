@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.collate import convert
 from pipeline.errors import ConfigError
-from pipeline.tree import torchs_name
+from pipeline.tree import tensor_of, torchs_name
 
 
 def converter(output: str) -> Callable[[np.ndarray], Any]:
@@ -35,11 +35,8 @@ def _same(array: np.ndarray) -> Any:
 def _torch_tensor(torch: Any) -> Callable[[np.ndarray], Any]:
     def tensor(array: np.ndarray) -> Any:
         try:
-            return torch.from_numpy(array)
+            return tensor_of(torch, array)
         except TypeError as e:
-            name = torchs_name(array.dtype)
-            if name is not None:
-                return torch.from_numpy(array.view(array.dtype[0])).view(getattr(torch, name))
             raise ConfigError(
                 f"a field of dtype {array.dtype} cannot become a torch tensor",
                 do="return numbers of a dtype that torch has, or str for text",

@@ -55,6 +55,18 @@ def torchs_name(dtype: np.dtype[Any]) -> str | None:
     return str(names[0]).removeprefix(_MARK)
 
 
+def tensor_of(torch: Any, array: np.ndarray) -> Any:
+    """Return an array as a tensor that shares its memory, also one of a `marked` dtype.
+
+    Raises:
+        TypeError: torch has no such dtype.
+    """
+    name = torchs_name(array.dtype)
+    if name is None:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(array.dtype[0])).view(getattr(torch, name))
+
+
 class Structure:
     """The containers of a sample and its leaves.
 
@@ -72,7 +84,7 @@ class Structure:
         elements = [str(i) for i in range(len(sample))] if type(sample) in (tuple, list) else None
         flat = [name for name, _ in leaves.fixed] == elements and not leaves.beside
         self._flat: type | None = type(sample) if flat else None
-        # What stands for each leaf of a flat sample besides arrays: for `put`.
+        # What fits each leaf of a flat sample: see `_fits`.
         self._leaves: list[tuple[Any, tuple[int, ...], type | None]] = [
             (one.dtype, one.shape, None if one.shape else _NUMBERS.get(one.dtype))
             for one in self.fields
@@ -95,11 +107,7 @@ class Structure:
         for value, buffer, (dtype, shape, number) in zip(
             given, buffers, self._leaves, strict=False
         ):
-            kind = type(value)
-            if kind is np.ndarray:
-                if value.dtype != dtype or value.shape != shape:
-                    return False
-            elif kind is not number or (kind is int and not -_MOST <= value < _MOST):
+            if not _fits(value, dtype, shape, number):
                 return False
             buffer[s] = value
         return True
@@ -170,22 +178,13 @@ class Structure:
 
     def _flat_leaves(self, sample: Any) -> list[np.ndarray] | None:
         """Return the leaves of a flat sample with the very fields of the first, the common case."""
-        if len(sample) != len(self.fields):
+        if len(sample) != len(self._leaves):
             return None
         leaves = []
-        for value, one in zip(sample, self.fields, strict=True):
-            kind = type(value)
-            if kind is np.ndarray:
-                if value.dtype != one.dtype or value.shape != one.shape:
-                    return None
-                leaves.append(value)
-                continue
-            if one.shape or not (
-                (kind is int and one.dtype == _INT and -(2**63) <= value < 2**63)
-                or (kind is float and one.dtype == _FLOAT)
-            ):
+        for value, (dtype, shape, number) in zip(sample, self._leaves, strict=True):
+            if not _fits(value, dtype, shape, number):
                 return None
-            leaves.append(np.asarray(value, one.dtype))
+            leaves.append(value if type(value) is np.ndarray else np.asarray(value, dtype))
         return leaves
 
     def build(
@@ -200,6 +199,14 @@ class Structure:
                 and text in a sequence as a tuple.
         """
         return self._build(_Leaves(list(arrays), list(beside), as_torch))
+
+
+def _fits(value: Any, dtype: Any, shape: tuple[int, ...], number: type | None) -> bool:
+    """Return whether a leaf is an array of a dtype and shape, or a number of the type that stands for it."""
+    kind = type(value)
+    if kind is np.ndarray:
+        return bool(value.dtype == dtype and value.shape == shape)
+    return kind is number and (kind is not int or -_MOST <= value < _MOST)
 
 
 @dataclasses.dataclass
